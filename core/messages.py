@@ -1,0 +1,239 @@
+"""What processes say to each other. Plain values; `control_plane.rpc` puts them into protobuf.
+
+router -> worker (role decode or both):  StartRequest, AbortRequest
+worker -> router:                        TokenBatch, RequestRefused, RequestFailed, PathReport,
+WorkerLoad
+decode -> prefill:                       PrefillAsk, SettleHandoff
+prefill -> decode:                       FirstTokens, HandoffRefused, HandoffFailed, HandoffSettled
+
+Remaining time crosses, never a deadline: clocks differ between machines.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.ids import BlockId, Boot, HandoffId, RequestId, WorkerId
+from core.lifetime import RequestTrace
+from core.request import EngineRequest, FinishReason, TokenLogprobs, TokenUpdate
+
+
+class PrefillCandidate(msgspec.Struct, frozen=True):
+    """A prefill worker that the router suggests, best first."""
+
+    worker_id: WorkerId
+    boot: Boot
+    address: str  # host:port of its gRPC server
+
+
+class StartRequest(msgspec.Struct, frozen=True):
+    """Router to decode worker: own this request.
+
+    Attributes:
+        dispatch: the router's count for this request, from 1; echoed in every update.
+        candidates: prefill workers to ask in turn; empty means compute the prompt here.
+        allow_local: whether the worker may compute the prompt itself once no candidate is left.
+        remaining_s: the time that the request has left.
+    """
+
+    request: EngineRequest
+    dispatch: int
+    candidates: tuple[PrefillCandidate, ...]
+    remaining_s: float
+    allow_local: bool = True
+
+
+class AbortRequest(msgspec.Struct, frozen=True):
+    """Router to worker: end it now, tell nothing more, free everything.
+
+    Attributes:
+        sample_index: end this sample alone (a stop string ended it); None ends all.
+    """
+
+    request_id: RequestId
+    dispatch: int
+    sample_index: int | None = None
+
+
+class TokenBatch(msgspec.Struct, frozen=True):
+    """Worker to router: all tokens of one step on this stream, in one message."""
+
+    updates: tuple[TokenUpdate, ...]
+
+
+class PathReport(msgspec.Struct, frozen=True):
+    """Worker to router, ahead of a request's last update: what path it took."""
+
+    request_id: RequestId
+    dispatch: int
+    trace: RequestTrace
+
+
+class RequestRefused(msgspec.Struct, frozen=True):
+    """Worker to router: nothing was started. Try elsewhere, or later.
+
+    Attributes:
+        reason: "overloaded", "wrong_role", "draining", "too_long" (never retriable),
+            "no_prefill_worker".
+    """
+
+    request_id: RequestId
+    dispatch: int
+    reason: str
+    message: str
+
+
+class RequestFailed(msgspec.Struct, frozen=True):
+    """Worker to router: it ended without finishing.
+
+    Attributes:
+        retriable: whether another worker may go on from the tokens so far.
+    """
+
+    request_id: RequestId
+    dispatch: int
+    message: str
+    retriable: bool
+
+
+class WorkerLoad(msgspec.Struct, frozen=True):
+    """What a worker tells on its streams with each heartbeat; the router's policy reads it.
+
+    Attributes:
+        num_waiting: requests without blocks.
+        num_receiving: reservations whose KV is on its way.
+        waiting_prompt_tokens: uncomputed prompt tokens of waiting and running requests.
+        prefill_tokens_per_s, decode_step_s: smoothed measurements, None until measured.
+        transfer_bytes_per_s: of outbound pushes, None until measured.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_receiving: int = 0
+    waiting_prompt_tokens: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0
+    blocks_owned: int = 0
+    blocks_reserved: int = 0
+    blocks_quarantined: int = 0
+    prefill_tokens_per_s: float | None = None
+    decode_step_s: float | None = None
+    transfer_bytes_per_s: float | None = None
+
+
+class BlockRun(msgspec.Struct, frozen=True, array_like=True):
+    """`count` blocks of neighbouring ids, from `first`."""
+
+    first: BlockId
+    count: int
+
+
+class RegionDescriptor(msgspec.Struct, frozen=True):
+    """Where one rank's pool can be written: valid for this boot and this generation only."""
+
+    worker_id: WorkerId
+    boot: Boot
+    generation: int
+    address: int
+    num_bytes: int
+    block_bytes: int
+    layout: str  # KvLayout.fingerprint()
+    metadata: bytes  # the transport's own, opaque (NIXL agent metadata)
+
+
+class PrefillAsk(msgspec.Struct, frozen=True):
+    """Decode to prefill: compute this prompt, push what I lack, send the first token(s).
+
+    Attributes:
+        request: `request.outputs`, when not empty, are forced: compute KV of the prompt only and
+            sample nothing.
+        first_block: index, in the prompt, of the first block that decode lacks.
+        blocks: decode's reserved blocks for prompt blocks `first_block`, `first_block + 1`, ...
+        remaining_s: time left for this try.
+    """
+
+    handoff: HandoffId
+    request: EngineRequest
+    first_block: int
+    blocks: tuple[BlockRun, ...]
+    region: RegionDescriptor
+    remaining_s: float
+
+
+class SettleHandoff(msgspec.Struct, frozen=True):
+    """Decode to prefill: stop this attempt; answer once no write of it can land any more.
+
+    Idempotent, and it may overtake the ask: it leaves a tombstone that refuses a later ask.
+    """
+
+    handoff: HandoffId
+
+
+class FirstTokens(msgspec.Struct, frozen=True):
+    """Prefill to decode: the prompt is computed.
+
+    Attributes:
+        token_ids: one a sample; empty when outputs were forced.
+        logprobs: one a sample when asked for.
+        finish_reasons: one a sample; not None where the first token ends the sample.
+        cached_tokens: prompt tokens that the prefill worker found in its cache.
+    """
+
+    handoff: HandoffId
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reasons: tuple[FinishReason | None, ...]
+    cached_tokens: int
+    queue_s: float
+    prefill_s: float
+
+
+class HandoffRefused(msgspec.Struct, frozen=True):
+    """Prefill to decode: nothing was started and nothing was or will be written.
+
+    Attributes:
+        reason: "overloaded", "wrong_role", "draining", "layout", "settled", "stale".
+    """
+
+    handoff: HandoffId
+    reason: str
+    message: str
+
+
+class HandoffFailed(msgspec.Struct, frozen=True):
+    """Prefill to decode: this attempt will not complete. Its writes are settled only by
+    HandoffSettled."""
+
+    handoff: HandoffId
+    message: str
+
+
+class HandoffSettled(msgspec.Struct, frozen=True):
+    """Prefill to decode: every write of this attempt is DONE or was never posted."""
+
+    handoff: HandoffId
+
+
+RouterToWorker = StartRequest | AbortRequest
+WorkerToRouter = TokenBatch | PathReport | RequestRefused | RequestFailed | WorkerLoad
+DecodeToPrefill = PrefillAsk | SettleHandoff
+PrefillToDecode = FirstTokens | HandoffRefused | HandoffFailed | HandoffSettled
+
+
+class WriteNotification(msgspec.Struct, frozen=True, array_like=True):
+    """Travels with one fabric write and arrives after its bytes are visible.
+
+    Attributes:
+        source, target: boots of the writer and of the owner of the memory.
+        rank_pair: (writer's rank, target's rank).
+        first_block, num_blocks: range of prompt blocks that this write brought.
+    """
+
+    handoff: HandoffId
+    source: Boot
+    target: Boot
+    rank_pair: tuple[int, int]
+    generation: int
+    first_block: int
+    num_blocks: int

@@ -1,0 +1,72 @@
+"""A request as a worker's engine sees it, and what the engine says about its tokens."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from core.ids import RequestId
+from core.sampling_params import SamplingParams
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sample ended; the values are OpenAI's, plus vLLM's `abort` and `error`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """The client's words as token ids; never changes while the request lives.
+
+    Attributes:
+        prompt: at least one token id.
+        outputs: tokens emitted already, one tuple a sample, when a request goes on elsewhere; they
+            are forced, never sampled again. Empty for a fresh request.
+        namespace: adapter, tenant and cache salt, length-prefixed (see `core.block_hash`).
+        priority: lower runs first, 0 by default (vLLM's sense).
+    """
+
+    request_id: RequestId
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    outputs: tuple[tuple[int, ...], ...] = ()
+    namespace: bytes = b""
+    priority: int = 0
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities (natural log, of the unmodified logits) at one position.
+
+    Attributes:
+        chosen: that of the token that was sampled.
+        top_ids: the most likely ids, most likely first.
+        top: their log-probabilities.
+    """
+
+    chosen: float
+    top_ids: tuple[int, ...] = ()
+    top: tuple[float, ...] = ()
+
+
+class TokenUpdate(msgspec.Struct, frozen=True):
+    """New tokens of one sample. Receivers take only the current dispatch and the next index.
+
+    Attributes:
+        dispatch: the router's count; 1 for the first.
+        start_index: index, among the sample's generated tokens, of the first of `token_ids`.
+        token_ids: may be empty when only `finish_reason` is news (an abort).
+        logprobs: one an id when asked for, else empty.
+        finish_reason: set on a sample's last update.
+    """
+
+    request_id: RequestId
+    sample_index: int
+    dispatch: int
+    start_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None

@@ -1,0 +1,1 @@
+"""The composition root and the command line: the only place that wires the packages together."""

@@ -1,0 +1,133 @@
+"""What one engine step tells its owner (a pool). Plain values, in the order in which they happened.
+
+A request enters the engine's one waiting queue in one of three modes, and leaves with its last
+`Generated`, `Released` or an abort:
+
+    LOCAL     waiting -> Admitted -> chunks -> Generated... -> finished (blocks to the radix cache)
+    PREFILL   waiting -> Admitted -> chunks: Computed... -> Generated(first tokens), blocks stay
+    owned
+              (held for the outbound write) until release() -> radix cache
+    RECEIVE   waiting -> Reserved (blocks of fresh attempt) -> kv_arrived() -> Generated... ->
+    finished
+                      -> or Admitted(local=True): all reusable blocks were here already, no handoff
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from core.block_hash import BlockHash
+from core.ids import BlockId, HandoffId, RequestId
+from core.request import FinishReason, TokenLogprobs
+
+
+class Mode(enum.Enum):
+    """Who computes the prompt's KV, seen from this engine."""
+
+    LOCAL = "local"
+    PREFILL = "prefill"
+    RECEIVE = "receive"
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """Blocks were allocated and computing starts with this step.
+
+    Attributes:
+        block_ids: the whole prompt's blocks (PREFILL: also those that hold its partial tail).
+        cached_tokens: prompt tokens found in this engine's radix cache, a multiple of the block
+            size.
+    """
+
+    request_id: RequestId
+    mode: Mode
+    block_ids: tuple[BlockId, ...]
+    cached_tokens: int
+
+
+class Reserved(msgspec.Struct, frozen=True):
+    """Blocks of a RECEIVE request wait for a peer's writes.
+
+    Attributes:
+        handoff: the attempt that these blocks belong to; a retry gets another and fresh blocks.
+        block_ids: the whole prompt's blocks; the first `num_cached_blocks` were found in the cache
+            (owned), the rest are reserved and invisible to everyone else until `kv_arrived`.
+    """
+
+    handoff: HandoffId
+    block_ids: tuple[BlockId, ...]
+    num_cached_blocks: int
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """A PREFILL request's prompt KV is complete in its blocks up to here.
+
+    Attributes:
+        num_computed: prompt tokens; blocks below num_computed // block_size are final, and at the
+            prompt's end the partial tail block too.
+    """
+
+    request_id: RequestId
+    num_computed: int
+
+
+class Generated(msgspec.Struct, frozen=True):
+    """New tokens of one sample."""
+
+    request_id: RequestId
+    sample_index: int
+    start_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+class Preempted(msgspec.Struct, frozen=True):
+    """A running sample lost its blocks and will be recomputed here."""
+
+    request_id: RequestId
+    sample_index: int
+
+
+class CacheChanged(msgspec.Struct, frozen=True):
+    """Block hashes that became matchable here, and those that were evicted; the ledger's food."""
+
+    stored: tuple[BlockHash, ...]
+    evicted: tuple[BlockHash, ...]
+
+
+Event = Admitted | Reserved | Computed | Generated | Preempted | CacheChanged
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """A snapshot of gauges and counters; counters only grow.
+
+    Attributes:
+        prompt_tokens_computed, prompt_tokens_cached, prompt_tokens_received: by source; they sum to
+            the prompt tokens of requests whose prompt is complete.
+        prefill_tokens_per_s, decode_step_s: smoothed; None until measured.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_receiving: int
+    num_held: int
+    waiting_prompt_tokens: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_owned: int
+    blocks_reserved: int
+    blocks_quarantined: int
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    prompt_tokens_computed: int
+    prompt_tokens_cached: int
+    prompt_tokens_received: int
+    generated_tokens: int
+    steps: int
+    block_copies: int
+    prefill_tokens_per_s: float | None
+    decode_step_s: float | None

@@ -1,0 +1,124 @@
+"""The one seam of the fabric: a transport moves bytes one-sidedly between registered regions.
+
+A write carries one notification that becomes visible to the target after the write's bytes. No
+method waits for a peer. All methods of one transport run on one thread (`TransferThread`).
+
+Who owns what: a write's source blocks stay owned and held by the caller until `poll` says DONE, or
+until the transport was destroyed; FAILED says nothing about whether bytes still land at the target.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NewType, Protocol
+
+import msgspec
+
+from core.ids import Boot
+from core.memory_region import MemoryRegion
+
+PeerName = NewType("PeerName", str)
+"""Agent name on the fabric: ``<worker id>@<boot>``; a restarted worker is another peer."""
+
+WriteHandle = NewType("WriteHandle", int)
+
+
+class WriteState(enum.Enum):
+    """Where a posted write stands."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Poll(msgspec.Struct, frozen=True):
+    """A write's state, and the reason where it failed."""
+
+    state: WriteState
+    reason: str = ""
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """A run of bytes relative to a region's start."""
+
+    offset: int
+    num_bytes: int
+
+
+class RemoteRegion(msgspec.Struct, frozen=True):
+    """A peer's region as its descriptor gave it."""
+
+    peer: PeerName
+    boot: Boot
+    address: int
+    num_bytes: int
+    generation: int
+
+
+class Notification(msgspec.Struct, frozen=True):
+    """What a peer's write brought, byte for byte as the writer gave it."""
+
+    peer: PeerName
+    payload: bytes
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether the backend works, what it uses, and why not."""
+
+    ok: bool
+    transport: str
+    reason: str = ""
+
+
+class Transport(Protocol):
+    """Backends: `kv_transfer.nixl.NixlTransport` (default), `kv_transfer.inprocess`."""
+
+    @property
+    def name(self) -> PeerName:
+        """This side's agent name."""
+        ...
+
+    def register(self, region: MemoryRegion) -> None:
+        """Make the region readable and writable by peers; again after its address changed (a
+        fence)."""
+        ...
+
+    def metadata(self) -> bytes:
+        """Return what a peer needs for `add_peer`; valid until the next `register`."""
+        ...
+
+    def add_peer(self, name: PeerName, metadata: bytes) -> None:
+        """Learn or replace a peer. A peer of the same name is removed first.
+
+        Raises:
+            FabricError: the metadata is not of that peer, or not understood.
+        """
+        ...
+
+    def remove_peer(self, name: PeerName) -> None:
+        """Forget a peer; unknown names are ignored. Proves nothing about writes under way."""
+        ...
+
+    def write(
+        self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
+    ) -> WriteHandle:
+        """Post one write of equal-sized spans, with one notification `tag`. Never raises for the
+        peer's state: that is what `poll` reports."""
+        ...
+
+    def poll(self, handle: WriteHandle) -> Poll:
+        """Return a write's state; DONE and FAILED forget the handle."""
+        ...
+
+    def notifications(self) -> list[Notification]:
+        """Return and forget what arrived since the last call."""
+        ...
+
+    def health(self) -> Health:
+        """Return the backend's state; cheap."""
+        ...
+
+    def close(self) -> None:
+        """Destroy the agent: afterwards nothing of it writes or reads any more."""
+        ...

@@ -1,0 +1,2 @@
+"""The prefill worker: admission, the chunk pipeline, and pushing finished blocks while
+computing."""
