@@ -1,0 +1,335 @@
+"""One attempt at the worker that computes the prompt and pushes its KV.
+
+    ask -> (checked) -> QUEUED -> admitted -> COMPUTING -> prompt done, tokens told -> COMPUTED
+             |                      |  each chunk: Push what is final and was not pushed    |
+             v                      v                                                       |
+          refused    settle, stream lost, write FAILED, deadline                            |
+                                    v                                                       v
+                                 STOPPING: no new write, wait for the posted ones        all DONE
+                                    |                                                       |
+                                    | all DONE: Release, answer `HandoffSettled`            v
+                                    +------------------------------------------------->   OVER
+                                      one FAILED: hold the blocks until the agent is
+                                      destroyed, and never answer
+
+Source blocks are let go of only when every write that was posted is DONE, or the agent that could
+read them is destroyed. A settle is answered only when every write is DONE: FAILED says nothing
+about what still lands at the target.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from core.ids import BlockId
+from core.messages import (
+    FirstTokens,
+    HandoffFailed,
+    HandoffRefused,
+    HandoffSettled,
+    PrefillAsk,
+    RegionDescriptor,
+)
+from core.request import TokenLogprobs
+from kv_transfer.handoff.block_runs import block_ids_of
+from kv_transfer.handoff.prefill_messages import (
+    AgentDestroyed,
+    ChunkComputed,
+    Compute,
+    DecodeLost,
+    Effect,
+    EngineRefused,
+    Event,
+    Forget,
+    PromptAdmitted,
+    Push,
+    Release,
+    SettleRequested,
+    StopComputing,
+    Tell,
+    Tick,
+    TokenSampled,
+    WriteDone,
+    WriteFailed,
+)
+
+
+class Stage(enum.Enum):
+    """Where the attempt stands."""
+
+    QUEUED = "queued"
+    COMPUTING = "computing"
+    COMPUTED = "computed"
+    STOPPING = "stopping"
+    OVER = "over"
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What this worker offers.
+
+    Attributes:
+        layout: fingerprint of this pool's layout.
+        refusing: why no new ask is taken ("draining", "wrong_role"), or empty.
+    """
+
+    layout: str
+    block_size: int
+    block_bytes: int
+    refusing: str = ""
+
+
+class PrefillSide(msgspec.Struct, frozen=True):
+    """The state.
+
+    Attributes:
+        asked_at, started_at, computed_at: monotonic seconds, for the durations told to decode.
+        targets: decode's blocks for prompt blocks `ask.first_block`...
+        sources: this worker's blocks of the whole prompt.
+        pushed_to: prompt blocks below were posted, or are not wanted.
+        pending: writes posted and not known to be over.
+        num_posted: writes posted so far; numbers the next.
+        may_land: a write FAILED.
+        stuck_since: since when the attempt waits for nothing but its writes to end; None while it
+            works.
+        wants_answer: the decode worker asked to settle.
+        outcome: of a STOPPING attempt, see `Forget`.
+    """
+
+    ask: PrefillAsk
+    block_size: int
+    deadline: float
+    asked_at: float
+    targets: tuple[BlockId, ...]
+    pushed_to: int
+    stage: Stage = Stage.QUEUED
+    sources: tuple[BlockId, ...] = ()
+    cached_tokens: int = 0
+    started_at: float = 0.0
+    computed_at: float | None = None
+    samples: tuple[TokenSampled, ...] = ()
+    pending: frozenset[int] = frozenset()
+    num_posted: int = 0
+    may_land: bool = False
+    stuck_since: float | None = None
+    wants_answer: bool = False
+    outcome: str = ""
+
+    @property
+    def num_first_tokens(self) -> int:
+        """Return how many tokens are to be sampled: none when outputs are forced."""
+        return 0 if self.ask.request.outputs else self.ask.request.sampling.n
+
+
+Step = tuple[PrefillSide, tuple[Effect, ...]]
+
+
+def receive(
+    ask: PrefillAsk, terms: Terms, now: float, *, is_settled: bool
+) -> tuple[PrefillSide | None, tuple[Effect, ...]]:
+    """Take or refuse an ask.
+
+    Args:
+        is_settled: whether a settle of this attempt came before (see `tombstones`).
+
+    Returns:
+        The attempt's state and `Compute`, or None and the refusal.
+    """
+    refusal = _refusal(ask, terms, is_settled=is_settled)
+    if refusal is not None:
+        reason, message = refusal
+        return None, (
+            Tell(HandoffRefused(ask.handoff, reason, message)),
+            Forget(ask.handoff, may_land=False, outcome="refused"),
+        )
+    state = PrefillSide(
+        ask=ask,
+        block_size=terms.block_size,
+        deadline=now + ask.remaining_s,
+        asked_at=now,
+        targets=block_ids_of(ask.blocks),
+        pushed_to=ask.first_block,
+    )
+    return state, (Compute(ask.request),)
+
+
+def advance(state: PrefillSide, event: Event, now: float) -> Step:
+    """Return the state after `event` at monotonic second `now`, and what to do, in order."""
+    if state.stage is Stage.OVER:
+        return state, ()
+    match event:
+        case EngineRefused() | PromptAdmitted() | ChunkComputed() | TokenSampled():
+            return _engine_says(state, event, now)
+        case WriteDone():
+            return _when_over(replace(state, pending=state.pending - {event.number}))
+        case WriteFailed():
+            return _write_failed(state, event, now)
+        case SettleRequested():
+            return _stop(replace(state, wants_answer=True), "settled", now)
+        case DecodeLost():
+            return _stop(state, "settled", now)
+        case AgentDestroyed():
+            return _agent_destroyed(state, now)
+        case Tick():
+            return _tick(state, now)
+        case _:
+            assert_never(event)
+
+
+def _refusal(ask: PrefillAsk, terms: Terms, *, is_settled: bool) -> tuple[str, str] | None:
+    region = ask.region
+    if is_settled:
+        return "settled", "settled before it was asked"
+    if terms.refusing:
+        return terms.refusing, f"this worker takes no new prompts: {terms.refusing}"
+    if region.layout != terms.layout:
+        return "layout", f"layout: {terms.layout} here, {region.layout} there"
+    if region.block_bytes != terms.block_bytes:
+        return "layout", f"block_bytes: {terms.block_bytes} here, {region.block_bytes} there"
+    num_blocks = -(-len(ask.request.prompt) // terms.block_size)
+    asked = ask.first_block + sum(run.count for run in ask.blocks)
+    if asked != num_blocks:
+        return "layout", f"blocks of the prompt: {num_blocks} here, {asked} there"
+    if not _inside(ask, region):
+        return "layout", f"blocks: outside of the region's {region.num_bytes} bytes"
+    return None
+
+
+def _inside(ask: PrefillAsk, region: RegionDescriptor) -> bool:
+    end = region.num_bytes // region.block_bytes
+    return all(run.first >= 0 and run.first + run.count <= end for run in ask.blocks)
+
+
+def _engine_says(
+    state: PrefillSide,
+    event: EngineRefused | PromptAdmitted | ChunkComputed | TokenSampled,
+    now: float,
+) -> Step:
+    if state.stage is Stage.STOPPING:
+        return state, ()  # happened before the engine learned of the abort
+    match event:
+        case EngineRefused():
+            refused = HandoffRefused(state.ask.handoff, event.reason, event.message)
+            forget = Forget(state.ask.handoff, may_land=False, outcome="refused")
+            return replace(state, stage=Stage.OVER), (Tell(refused), forget)
+        case PromptAdmitted():
+            admitted = replace(
+                state,
+                stage=Stage.COMPUTING,
+                sources=event.block_ids,
+                cached_tokens=event.cached_tokens,
+                started_at=now,
+            )
+            return _push(admitted, event.cached_tokens)
+        case ChunkComputed():
+            pushed, effects = _push(state, event.num_computed)
+            finished, told = _finish_prompt(pushed, event.num_computed, now)
+            return finished, (*effects, *told)
+        case TokenSampled():
+            sampled = replace(state, samples=(*state.samples, event))
+            return _tell_tokens(sampled)
+        case _:
+            assert_never(event)
+
+
+def _push(state: PrefillSide, num_computed: int) -> Step:
+    """Post what is final and was not posted: whole blocks, at the prompt's end its tail too."""
+    is_end = num_computed == len(state.ask.request.prompt)
+    final = len(state.sources) if is_end else num_computed // state.block_size
+    if final <= state.pushed_to:
+        return state, ()
+    first = state.ask.first_block
+    push = Push(
+        number=state.num_posted,
+        first_block=state.pushed_to,
+        sources=state.sources[state.pushed_to : final],
+        targets=state.targets[state.pushed_to - first : final - first],
+    )
+    posted = replace(
+        state,
+        pushed_to=final,
+        pending=state.pending | {push.number},
+        num_posted=state.num_posted + 1,
+    )
+    return posted, (push,)
+
+
+def _finish_prompt(state: PrefillSide, num_computed: int, now: float) -> Step:
+    if num_computed < len(state.ask.request.prompt):
+        return state, ()
+    return _tell_tokens(replace(state, computed_at=now))
+
+
+def _tell_tokens(state: PrefillSide) -> Step:
+    """Send the first tokens once the prompt is computed and every sample has its own."""
+    if state.computed_at is None or len(state.samples) < state.num_first_tokens:
+        return state, ()
+    samples = sorted(state.samples, key=lambda sample: sample.sample_index)
+    logprobs: list[TokenLogprobs] = [entry for sample in samples for entry in sample.logprobs]
+    tokens = FirstTokens(
+        handoff=state.ask.handoff,
+        token_ids=tuple(sample.token_id for sample in samples),
+        logprobs=tuple(logprobs),
+        finish_reasons=tuple(sample.finish_reason for sample in samples),
+        cached_tokens=state.cached_tokens,
+        queue_s=state.started_at - state.asked_at,
+        prefill_s=state.computed_at - state.started_at,
+    )
+    computed, effects = _when_over(replace(state, stage=Stage.COMPUTED))
+    return computed, (Tell(tokens), *effects)
+
+
+def _write_failed(state: PrefillSide, event: WriteFailed, now: float) -> Step:
+    failed = replace(state, pending=state.pending - {event.number}, may_land=True)
+    stopped, effects = _stop(failed, "failed", now)
+    if state.may_land:
+        return stopped, effects
+    return stopped, (Tell(HandoffFailed(state.ask.handoff, event.reason)), *effects)
+
+
+def _agent_destroyed(state: PrefillSide, now: float) -> Step:
+    """Writes that were pending are over for our blocks, but not surely for the target's."""
+    if not state.pending and not state.may_land:
+        return state, ()
+    is_news = not state.may_land
+    cut = replace(state, pending=frozenset(), may_land=True)
+    stopped, effects = _stop(cut, "failed", now)
+    message = "the fabric agent was replaced"
+    told = (Tell(HandoffFailed(state.ask.handoff, message)),) if is_news else ()
+    return _over(stopped, (*told, *effects))
+
+
+def _tick(state: PrefillSide, now: float) -> Step:
+    if state.stage is Stage.STOPPING or now < state.deadline:
+        return state, ()
+    message = "the request's time is over"
+    stopped, effects = _stop(state, "timed_out", now)
+    return stopped, (Tell(HandoffFailed(state.ask.handoff, message)), *effects)
+
+
+def _stop(state: PrefillSide, outcome: str, now: float) -> Step:
+    if state.stage is Stage.STOPPING:
+        return _when_over(state)
+    stopping = replace(state, stage=Stage.STOPPING, outcome=outcome, stuck_since=now)
+    over, effects = _when_over(stopping)
+    if state.stage is Stage.COMPUTED:
+        return over, effects
+    return over, (StopComputing(), *effects)
+
+
+def _when_over(state: PrefillSide) -> Step:
+    is_working = state.stage in (Stage.QUEUED, Stage.COMPUTING)
+    if is_working or state.pending or state.may_land:
+        return state, ()
+    return _over(state, ())
+
+
+def _over(state: PrefillSide, before: tuple[Effect, ...]) -> Step:
+    handoff = state.ask.handoff
+    is_settled = state.wants_answer and not state.may_land
+    answer = (Tell(HandoffSettled(handoff)),) if is_settled else ()
+    forget = Forget(handoff, state.may_land, state.outcome or "completed")
+    return replace(state, stage=Stage.OVER), (*before, Release(), *answer, forget)
