@@ -1,0 +1,77 @@
+"""Reading host:port, and who can reach a host."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from core.config import Config
+from core.errors import UsageError
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Read `HOST:PORT`, `HOST` or `:PORT`; a missing port is 0 (any free one), a missing host
+    127.0.0.1. IPv6 hosts stand in brackets.
+
+    Raises:
+        UsageError: the port is no number from 0 to 65535.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = text, "0"
+    if not port.isdecimal() or int(port) > 65535:
+        msg = f"--listen {text!r}: must be HOST:PORT with a port from 0 (any free one) to 65535"
+        raise UsageError(msg)
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether `host` means every interface, and so is no address to tell others."""
+    return host in ("", "*", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
+
+
+def reachable_url(host: str, port: int) -> str:
+    """Return the URL by which this machine reaches a server that binds to `host`."""
+    name = "127.0.0.1" if is_wildcard(host) else host
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def exposure_warning(config: Config) -> str | None:
+    """Return a warning when others than this machine reach the API without a key."""
+    if is_loopback(config.http.host) or config.api.keys:
+        return None
+    return (
+        f"warning: the API binds to {config.http.host} without authentication; set keys in [api] "
+        "of the config file, or bind to 127.0.0.1"
+    )
+
+
+def claim_port(host: str, port: int) -> int:
+    """Bind and let go, so that a port in use is said before anything starts.
+
+    Returns:
+        The port; for 0 a free one, which a restarted router then keeps.
+
+    Raises:
+        UsageError: in use, not allowed, or no address of this machine.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            # As servers do: a port whose last connections are in TIME_WAIT is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        msg = f"cannot bind to {host}:{port}: {error.strerror or error}"
+        if port:
+            msg += "; choose another with --port (make: PORT=), or 0 for any free one"
+        raise UsageError(msg) from None

