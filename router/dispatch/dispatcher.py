@@ -1,0 +1,517 @@
+"""The router's inner half: requests in, tokens out, over one stream to every worker.
+
+    start() -> LiveRequest -> policy -> StartRequest --------> worker
+       ^                         ^                               |
+    RequestStream <- updates <- RequestState <- TokenBatch ------+
+                                  |
+                                  +-> Dispatch again, Abort, End
+
+Everything runs on the event loop in plain callbacks: a token costs one method call of its request's
+machine and one append, and no task or future of its own. The only tasks are one a link, which keeps
+its stream open, and one for all timers; `run` owns them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import assert_never
+
+import msgspec
+
+from core.block_hash import BlockHash, hash_blocks
+from core.clock import Clock
+from core.config import Config
+from core.errors import RequestError
+from core.ids import Boot, RequestId, WorkerId
+from core.lifetime import Lifetime, Stamp
+from core.messages import (
+    AbortRequest,
+    PathReport,
+    RequestFailed,
+    RequestRefused,
+    StartRequest,
+    TokenBatch,
+    WorkerLoad,
+    WorkerToRouter,
+)
+from core.request import FinishReason, TokenUpdate
+from core.worker_record import Hello, Role, WorkerRecord
+from router.dispatch.failure import Trouble, error_of
+from router.dispatch.interface import GenerateRequest, ServedModel
+from router.dispatch.live_request import LiveRequest
+from router.dispatch.metrics import DispatchMetrics
+from router.dispatch.request_state import (
+    Abort,
+    Dispatch,
+    Effect,
+    End,
+    Phase,
+    RequestState,
+    RetryRules,
+)
+from router.dispatch.status import worker_status
+from router.dispatch.timers import Timers
+from router.dispatch.token_stream import RequestStream
+from router.dispatch.worker_link import Connect, Dial, WorkerLink
+from router.dispatch.worker_table import WorkerTable, key_of
+from router.policy.choice import Policy
+from router.policy.decision import Decision, Reason, Refusal
+from router.policy.prefix_index import PrefixIndex
+from router.policy.views import Dice, PolicySettings
+
+_MAX_ENDED = 4096
+"""Ended requests whose late messages are dropped in silence: their workers were told."""
+
+_log = logging.getLogger(__name__)
+
+
+class RouterDispatcher:
+    """Implements `router.dispatch.interface.Dispatcher`.
+
+    Args:
+        config: the sections router, disaggregation, engine (chunk_tokens) and control_plane are
+            read.
+        hello: what this router says first on every stream; kind "router".
+        connect: `control_plane.rpc.client.connect`.
+        clock: its `now` must advance as the event loop's time does while `run` is running.
+        rng: a `random.Random` with a seed of this router's own.
+        rules: how long trouble is borne.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        hello: Hello,
+        connect: Connect,
+        clock: Clock,
+        rng: Dice,
+        rules: RetryRules | None = None,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._rng = rng
+        self._rules = rules or RetryRules()
+        self._policy = Policy(_settings(config))
+        self._index = PrefixIndex()
+        dial = Dial(hello, connect, config.control_plane, clock, rng)
+        self._workers = WorkerTable(self, dial)
+        self._live: dict[RequestId, LiveRequest] = {}
+        self._ended: OrderedDict[RequestId, None] = OrderedDict()
+        self._timers: Timers[RequestId] = Timers()
+        self._timers_changed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self.metrics = DispatchMetrics(self.requests_by_state)
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep the streams open and the deadlines kept until `stop`; owns all tasks."""
+        async with asyncio.TaskGroup() as group:
+            self._workers.keep_open(group)
+            timers = group.create_task(self._keep_deadlines(), name="request deadlines")
+            await self._stopping.wait()
+            for live in list(self._live.values()):
+                self._do(live, live.state.abort(error_of(Trouble.STOPPING, "")))
+            self._workers.drop_all("the router stops")
+            timers.cancel()
+
+    async def stop(self) -> None:
+        """End all requests with 503, close all streams, and let `run` return."""
+        self._stopping.set()
+
+    # -- what the registry and the ledger say ----------------------------------------------------
+
+    def on_workers(self, records: Mapping[WorkerId, WorkerRecord]) -> None:
+        """Take all workers whose keys exist now; one that is missing is suspect, not dead."""
+        for worker_id, record in records.items():
+            boot = self._index.boot_of(worker_id)
+            if boot is not None and boot != record.boot:
+                self._index.forget(worker_id)  # phantom blocks of the life before
+        self._workers.follow(records)
+
+    def on_snapshot(self, worker_id: WorkerId, boot: Boot, hashes: Iterable[BlockHash]) -> None:
+        """Take all block hashes that a worker holds."""
+        self._index.apply_snapshot(worker_id, boot, hashes)
+
+    def on_delta(
+        self,
+        worker_id: WorkerId,
+        boot: Boot,
+        stored: Iterable[BlockHash],
+        evicted: Iterable[BlockHash],
+    ) -> None:
+        """Take what changed."""
+        self._index.apply_delta(worker_id, boot, stored, evicted)
+
+    def on_gone(self, worker_id: WorkerId) -> None:
+        """A worker's ledger is gone: route as if it held nothing."""
+        self._index.forget(worker_id)
+
+    # -- Dispatcher ------------------------------------------------------------------------------
+
+    def served_model(self) -> ServedModel | None:
+        """Return the model that most live workers serve."""
+        return self._workers.served_model()
+
+    def is_ready(self) -> bool:
+        """Whether a request could be served now."""
+        roles = self._workers.roles_alive()
+        is_strict = self._config.disaggregation.fallback == "strict"
+        has_pair = Role.DECODE in roles and (Role.PREFILL in roles or not is_strict)
+        return has_pair or Role.BOTH in roles
+
+    def num_requests(self) -> int:
+        """Return requests in flight."""
+        return len(self._live)
+
+    def requests_by_state(self) -> dict[str, int]:
+        """Return requests in flight by state; they sum to `num_requests`."""
+        counts = Counter(live.state.phase.value for live in self._live.values())
+        return {phase.value: counts[phase.value] for phase in Phase if phase is not Phase.ENDED}
+
+    def cluster_status(self) -> dict[str, object]:
+        """Return what `/status` shows, as JSON can say it."""
+        model = self.served_model()
+        return {
+            "model": model.name if model else "",
+            "ready": self.is_ready(),
+            "workers": [worker_status(link) for link in self._workers],
+            "requests": self.requests_by_state(),
+            "indexed_blocks": len(self._index),
+        }
+
+    def start(self, request: GenerateRequest, lifetime: Lifetime) -> RequestStream:
+        """Begin; returns at once.
+
+        Raises:
+            RequestError: 503 when no worker can serve it, 400 when none can ever hold it or its id
+                is that of a live request.
+        """
+        request_id = request.request.request_id
+        if request_id in self._live:
+            msg = f"x-request-id = {request_id!r}: a request of this id is running; use another"
+            raise RequestError(msg, param="x-request-id", code="duplicate_request_id")
+        model = self.served_model()
+        if model is None or self._stopping.is_set():
+            raise error_of(Trouble.NO_WORKER, "")
+        live = self._new_request(request, model, lifetime)
+        self._live[request_id] = live
+        self._ended.pop(request_id, None)
+        self._do(live, live.state.begin())
+        if live.stream.error is not None:
+            raise live.stream.error
+        return live.stream
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Abort by id: its running samples finish with `abort`; unknown ids are ignored."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        for index, num_tokens in live.state.unfinished():
+            number = live.state.number
+            update = TokenUpdate(
+                request_id, index, number, num_tokens, (), finish_reason=FinishReason.ABORT
+            )
+            live.stream.put(update)
+        self._do(live, live.state.abort())
+
+    def _new_request(
+        self, request: GenerateRequest, model: ServedModel, lifetime: Lifetime
+    ) -> LiveRequest:
+        engine_request = request.request
+        deadline = self._clock.now() + request.timeout_s
+        return LiveRequest(
+            request,
+            RequestState(engine_request, deadline=deadline, rules=self._rules),
+            RequestStream(
+                engine_request.request_id,
+                lifetime,
+                on_abort=self.cancel,
+                on_finish_sample=self._finish_sample,
+            ),
+            deadline=deadline,
+            model=key_of(model),
+            hashes=self._hashes(request, model),
+        )
+
+    def _hashes(self, request: GenerateRequest, model: ServedModel) -> list[BlockHash]:
+        if not len(self._index):
+            return []
+        return hash_blocks(
+            request.request.prompt,
+            block_size=model.block_size,
+            fingerprint=bytes.fromhex(model.model_fingerprint),
+            namespace=request.request.namespace,
+        )
+
+    def _finish_sample(self, request_id: RequestId, sample_index: int) -> None:
+        live = self._live.get(request_id)
+        if live is not None:
+            self._do(live, live.state.finish_sample(sample_index))
+
+    # -- LinkOwner -------------------------------------------------------------------------------
+
+    def link_opened(self, link: WorkerLink) -> None:
+        """A worker can be sent to: who waits for one goes on."""
+        record = link.record
+        _log.info("stream to %s (%s, boot %s) is open", record.worker_id, record.role, record.boot)
+        for live in list(self._live.values()):
+            self._do(live, live.state.worker_came_up())
+
+    def link_message(self, link: WorkerLink, message: WorkerToRouter) -> None:
+        """Take what a worker says."""
+        match message:
+            case TokenBatch():
+                self._take_tokens(link, message.updates)
+            case WorkerLoad():
+                self._take_load(link, message)
+            case PathReport():
+                self._take_report(message)
+            case RequestRefused():
+                live = self._live.get(message.request_id)
+                if live is not None:
+                    now = self._clock.now()
+                    number, why = message.dispatch, message.message
+                    self._do(live, live.state.refused(number, message.reason, why, now))
+            case RequestFailed():
+                live = self._live.get(message.request_id)
+                if live is not None:
+                    now = self._clock.now()
+                    number, why = message.dispatch, message.message
+                    retriable = message.retriable
+                    self._do(live, live.state.failed(number, why, now, retriable=retriable))
+            case _:
+                assert_never(message)
+
+    def link_suspected(self, link: WorkerLink, *, suspect: bool) -> None:
+        """Give its requests the grace of a suspect, or take that back."""
+        worker_id = link.record.worker_id
+        _log.log(
+            logging.WARNING if suspect else logging.INFO,
+            "heartbeats of %s %s",
+            worker_id,
+            "are missing" if suspect else "came back",
+        )
+        if suspect and self._workers.drop_if_dead(link):
+            return
+        now = self._clock.now()
+        for live in self._requests_of(link):
+            live.state.suspect(worker_id, now, suspect=suspect)
+            self._set_timer(live)
+
+    def link_lost(self, link: WorkerLink, reason: str) -> None:
+        """Send its requests elsewhere."""
+        worker_id = link.record.worker_id
+        _log.warning("stream to %s was lost: %s", worker_id, reason)
+        now = self._clock.now()
+        for live in self._requests_of(link):
+            self._do(live, live.state.stream_lost(worker_id, reason, now))
+        self._workers.drop_if_dead(link)
+
+    def _requests_of(self, link: WorkerLink) -> list[LiveRequest]:
+        return [self._live[request_id] for request_id in list(link.requests)]
+
+    # -- what workers say ------------------------------------------------------------------------
+
+    def _take_tokens(self, link: WorkerLink, updates: Sequence[TokenUpdate]) -> None:
+        now = self._clock.now()
+        requests = self._live
+        for update in updates:
+            live = requests.get(update.request_id)
+            if live is None:
+                self._hear_unknown(link, update)
+                continue
+            effects = live.state.updated(update, now)
+            if len(effects) == 1 and isinstance(effects[0], TokenUpdate):  # nearly all
+                if live.first_token_at is None:
+                    self._first_token(live, now)
+                live.stream.put(effects[0])
+            else:
+                self._do(live, effects)
+
+    def _hear_unknown(self, link: WorkerLink, update: TokenUpdate) -> None:
+        """Tell a worker once to abort what this router does not know; an ended request's worker was
+        told when it ended."""
+        self.metrics.twin_heard()
+        if update.request_id not in self._ended:
+            self._remember_ended(update.request_id)
+            link.send(AbortRequest(update.request_id, update.dispatch))
+
+    def _take_load(self, link: WorkerLink, load: WorkerLoad) -> None:
+        now = self._clock.now()
+        link.load = load
+        link.pending.load_came(now)
+        if load.num_running or load.num_waiting or load.num_receiving or not link.requests:
+            link.idle_since = None
+            return
+        if link.idle_since is None:
+            link.idle_since = now
+        if now - link.idle_since >= self._rules.silence_s:
+            for live in self._requests_of(link):
+                self._do(live, live.state.disowned(link.record.worker_id, now))
+
+    def _take_report(self, report: PathReport) -> None:
+        live = self._live.get(report.request_id)
+        if live is None or report.dispatch != live.state.number or live.decision is None:
+            return
+        trace = msgspec.structs.replace(report.trace, attempt=report.dispatch)
+        if trace.decision == "local" and live.decision.reason is Reason.FALLBACK:
+            trace = msgspec.structs.replace(trace, decision="fallback")
+        live.stream.report(trace)
+
+    # -- what machines want ----------------------------------------------------------------------
+
+    def _do(self, live: LiveRequest, effects: Sequence[Effect]) -> None:
+        """Carry effects out, and those that follow from them."""
+        for effect in effects:
+            match effect:
+                case TokenUpdate():
+                    if live.first_token_at is None:
+                        self._first_token(live, self._clock.now())
+                    live.stream.put(effect)
+                case Dispatch():
+                    self._leave_link(live)
+                    self._do(live, self._place(live, effect))
+                case Abort():
+                    link = self._workers.get(effect.worker_id)
+                    if link is not None:
+                        request_id = live.request.request_id
+                        link.send(AbortRequest(request_id, effect.number, effect.sample_index))
+                case End():
+                    self._end(live, effect.error)
+                case _:
+                    assert_never(effect)
+        if live.state.phase is not Phase.ENDED:
+            self._set_timer(live)
+
+    def _place(self, live: LiveRequest, dispatch: Dispatch) -> Sequence[Effect]:
+        """Choose a worker, send the request there, and tell its machine."""
+        now = self._clock.now()
+        views = self._workers.views(live.model)
+        hits = self._index.match(live.hashes)
+        decision = self._policy.decide(live.view(), views, hits, self._rng, avoid=dispatch.avoid)
+        if isinstance(decision, Refusal):
+            return live.state.unplaced(decision.reason, now, self._rng)
+        link = self._workers.get(decision.worker_id)
+        assert link is not None
+        self._send(live, link, decision, dispatch, now)
+        return live.state.sent(decision.worker_id, now, is_suspect=link.is_suspect)
+
+    def _send(
+        self,
+        live: LiveRequest,
+        link: WorkerLink,
+        decision: Decision,
+        dispatch: Dispatch,
+        now: float,
+    ) -> None:
+        request = live.request
+        if dispatch.outputs:
+            request = msgspec.structs.replace(request, outputs=dispatch.outputs)
+        live.link, live.decision = link, decision
+        live.stream.lifetime.stamp(Stamp.DISPATCHED, now)
+        live.sent_at = now if dispatch.number == 1 else None
+        link.requests.add(request.request_id)
+        for worker_id in {decision.worker_id, *(c.worker_id for c in decision.candidates[:1])}:
+            peer = self._workers.get(worker_id)
+            computes = not decision.candidates or worker_id != decision.worker_id
+            if peer is not None:
+                num_tokens = decision.prefill_tokens if computes else 0
+                peer.pending.add(request.request_id, num_tokens, now)
+        link.send(
+            StartRequest(
+                request=request,
+                dispatch=dispatch.number,
+                candidates=decision.candidates,
+                remaining_s=max(0.0, live.deadline - now),
+                allow_local=decision.allow_local,
+            )
+        )
+        self.metrics.decided(decision.reason, is_first=dispatch.number == 1)
+
+    def _first_token(self, live: LiveRequest, now: float) -> None:
+        live.first_token_at = now
+        live.stream.lifetime.stamp(Stamp.FIRST_TOKEN, now)
+        self._forget_pending(live)
+        if live.sent_at is not None and live.decision is not None:
+            actual_s = now - live.sent_at
+            decision = live.decision
+            factor = self._policy.calibration.ttft(is_handoff=decision.reason.is_handoff)
+            factor.observe(decision.raw_ttft_s, actual_s)
+            self.metrics.ttft_seen(decision.predicted_ttft_s, actual_s)
+
+    def _end(self, live: LiveRequest, error: RequestError | None) -> None:
+        request_id = live.request.request_id
+        self._leave_link(live)
+        if self._live.pop(request_id, None) is not None:
+            self._timers.discard(request_id)
+            self._remember_ended(request_id)
+            if error is None:
+                self._compare_tpot(live)
+        live.stream.end(error)
+
+    def _compare_tpot(self, live: LiveRequest) -> None:
+        num_steps = live.state.num_output_tokens - 1
+        if live.sent_at is None or live.first_token_at is None or live.decision is None:
+            return
+        if num_steps >= 1:
+            actual_s = (live.state.progress_at - live.first_token_at) / num_steps
+            self._policy.calibration.tpot.observe(live.decision.raw_tpot_s, actual_s)
+            self.metrics.tpot_seen(live.decision.predicted_tpot_s, actual_s)
+
+    def _leave_link(self, live: LiveRequest) -> None:
+        self._forget_pending(live)
+        if live.link is not None:
+            live.link.requests.discard(live.request.request_id)
+            live.link = None
+
+    def _forget_pending(self, live: LiveRequest) -> None:
+        if live.decision is None:
+            return
+        first = [candidate.worker_id for candidate in live.decision.candidates[:1]]
+        for worker_id in (live.decision.worker_id, *first):
+            link = self._workers.get(worker_id)
+            if link is not None:
+                link.pending.discard(live.request.request_id)
+
+    def _remember_ended(self, request_id: RequestId) -> None:
+        self._ended[request_id] = None
+        if len(self._ended) > _MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Do what is due by the clock; `run` calls this in time."""
+        now = self._clock.now()
+        for request_id in self._timers.pop_due(now):
+            live = self._live[request_id]
+            self._do(live, live.state.tick(now))
+
+    def _set_timer(self, live: LiveRequest) -> None:
+        if self._timers.set(live.request.request_id, live.state.due()):
+            self._timers_changed.set()
+
+    async def _keep_deadlines(self) -> None:
+        while True:
+            self._timers_changed.clear()
+            due = self._timers.next_due()
+            wait_s = None if due is None else max(0.0, due - self._clock.now())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._timers_changed.wait()
+            self.tick()
+
+
+def _settings(config: Config) -> PolicySettings:
+    return PolicySettings(
+        near_best=config.router.near_best,
+        local_prefill_tokens=config.router.local_prefill_tokens,
+        chunk_tokens=config.engine.chunk_tokens,
+        is_strict=config.disaggregation.fallback == "strict",
+    )

@@ -1,0 +1,100 @@
+"""One request's updates on their way to its HTTP handler: one event, many updates a wake-up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+
+from core.errors import RequestError
+from core.ids import RequestId
+from core.lifetime import Lifetime, RequestTrace
+from core.request import TokenUpdate
+
+
+class RequestStream:
+    """Implements `router.dispatch.interface.TokenStream`; fed by the dispatcher.
+
+    What was not read yet is kept, however slow the reader: at most `max_tokens` a sample.
+    """
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        lifetime: Lifetime,
+        *,
+        on_abort: Callable[[RequestId], None],
+        on_finish_sample: Callable[[RequestId, int], None],
+    ) -> None:
+        self.request_id = request_id
+        self._lifetime = lifetime
+        self._on_abort = on_abort
+        self._on_finish_sample = on_finish_sample
+        self._updates: list[TokenUpdate] = []
+        self._news = asyncio.Event()
+        self._has_ended = False
+        self._error: RequestError | None = None
+        self._trace: RequestTrace | None = None
+
+    @property
+    def lifetime(self) -> Lifetime:
+        """The router's stamps."""
+        return self._lifetime
+
+    @property
+    def trace(self) -> RequestTrace | None:
+        """The path; None until the worker told it."""
+        return self._trace
+
+    @property
+    def error(self) -> RequestError | None:
+        """What ended it, if it failed."""
+        return self._error
+
+    def __aiter__(self) -> AsyncIterator[Sequence[TokenUpdate]]:
+        """Iterate over the updates, all that came together at a time."""
+        return self
+
+    async def __anext__(self) -> Sequence[TokenUpdate]:
+        """Return what came since the last call; wait for it where there is nothing.
+
+        May be cancelled and called again: nothing is lost by that.
+
+        Raises:
+            RequestError: the request cannot be finished; all updates before were returned.
+        """
+        await self._news.wait()
+        if self._updates:
+            updates, self._updates = self._updates, []
+            if not self._has_ended:
+                self._news.clear()
+            return updates
+        if self._error is not None:
+            raise self._error
+        raise StopAsyncIteration
+
+    def abort(self) -> None:
+        """End it everywhere; idempotent."""
+        self._on_abort(self.request_id)
+
+    def finish_sample(self, sample_index: int) -> None:
+        """Take no more of one sample; idempotent."""
+        self._on_finish_sample(self.request_id, sample_index)
+
+    def put(self, update: TokenUpdate) -> None:
+        """Append one update and wake the reader."""
+        self._updates.append(update)
+        self._news.set()
+
+    def end(self, error: RequestError | None) -> None:
+        """Let the reader come to the end, or to an error, after what is there."""
+        self._has_ended = True
+        self._error = error
+        self._news.set()
+
+    def report(self, trace: RequestTrace) -> None:
+        """Take a worker's report; `cached_tokens` stay those of the first one (api.md)."""
+        if self._trace is not None and self._trace.attempt != trace.attempt:
+            trace = msgspec.structs.replace(trace, cached_tokens=self._trace.cached_tokens)
+        self._trace = trace

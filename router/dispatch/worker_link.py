@@ -1,0 +1,224 @@
+"""The router's end of one worker's life: its stream, kept open, and what it said last.
+
+connecting --on_open--> live <--heartbeats stop, come back--> suspect
+    ^                    |                                       |
+    +----- back-off -----+---------------- on_closed ------------+
+any state --drop()--> gone (another boot, or its key is gone and so are its heartbeats)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from typing import Any, Protocol
+
+import msgspec
+
+from control_plane.rpc.interface import Stream, StreamListener
+from core.clock import Clock
+from core.config import ControlPlaneConfig
+from core.errors import PeerError
+from core.ids import RequestId
+from core.messages import RouterToWorker, WorkerLoad, WorkerToRouter
+from core.worker_record import Hello, WorkerRecord
+from router.dispatch.pending_work import PendingWork
+from router.policy.views import Dice, WorkerView
+
+FIRST_WAIT_S = 0.05
+MAX_WAIT_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Connect(Protocol):
+    """`control_plane.rpc.client.connect`."""
+
+    async def __call__(
+        self,
+        address: str,
+        hello: Hello,
+        listener: StreamListener[Any],
+        *,
+        config: ControlPlaneConfig,
+        clock: Clock,
+    ) -> Stream[Any]:
+        """Open a stream; `listener.on_open` has been called when this returns.
+
+        Raises:
+            PeerError: not reachable, or the handshake was refused.
+        """
+        ...
+
+
+class LinkState(enum.StrEnum):
+    """As `/status` shows it."""
+
+    CONNECTING = "connecting"
+    LIVE = "live"
+    SUSPECT = "suspect"
+    GONE = "gone"
+
+
+class LinkOwner(Protocol):
+    """Who is told what happens on a link; all calls come from the event loop."""
+
+    def link_opened(self, link: WorkerLink) -> None:
+        """It can be sent to."""
+        ...
+
+    def link_message(self, link: WorkerLink, message: WorkerToRouter) -> None:
+        """One message of its worker."""
+        ...
+
+    def link_suspected(self, link: WorkerLink, *, suspect: bool) -> None:
+        """Heartbeats stopped, or came back."""
+        ...
+
+    def link_lost(self, link: WorkerLink, reason: str) -> None:
+        """The stream is gone; what was sent over it has been aborted by the worker, if it lives."""
+        ...
+
+
+class Dial(msgspec.Struct, frozen=True):
+    """How streams are opened."""
+
+    hello: Hello
+    connect: Connect
+    config: ControlPlaneConfig
+    clock: Clock
+    dice: Dice
+
+
+class WorkerLink:
+    """One (worker id, boot). Its `run` must be running; it ends by `drop` or cancellation."""
+
+    def __init__(self, record: WorkerRecord, owner: LinkOwner, dial: Dial) -> None:
+        self.record = record
+        self.is_registered = True
+        self.load = WorkerLoad()
+        self.pending = PendingWork()
+        self.requests: set[RequestId] = set()
+        self.idle_since: float | None = None
+        self.is_suspect = False
+        self._owner = owner
+        self._dial = dial
+        self._stream: Stream[Any] | None = None
+        self._closed = asyncio.Event()
+        self._is_dropped = False
+        self._num_failures = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent; a suspect link is open."""
+        return self._stream is not None
+
+    @property
+    def state(self) -> LinkState:
+        """Where it stands in the diagram above."""
+        if self._is_dropped:
+            return LinkState.GONE
+        if self._stream is None:
+            return LinkState.CONNECTING if self.is_registered else LinkState.GONE
+        return LinkState.SUSPECT if self.is_suspect else LinkState.LIVE
+
+    def view(self) -> WorkerView:
+        """Return what the policy sees."""
+        record = self.record
+        return WorkerView(
+            worker_id=record.worker_id,
+            boot=record.boot,
+            role=record.role,
+            address=record.address,
+            layout=record.layout,
+            block_size=record.block_size,
+            block_bytes=record.block_bytes,
+            max_model_len=record.max_model_len,
+            load=self.load,
+            pending_requests=len(self.pending),
+            pending_tokens=self.pending.num_tokens,
+            is_suspect=self.is_suspect,
+        )
+
+    def send(self, message: RouterToWorker) -> None:
+        """Send, or drop where the stream is gone: its requests were told so already."""
+        if self._stream is not None:
+            self._stream.send(message)
+
+    def spawn(self, group: asyncio.TaskGroup) -> None:
+        """Start keeping the stream open, as a task of `group`."""
+        name = f"link to {self.record.worker_id}"
+        self._task = group.create_task(self.run(), name=name)
+
+    def drop(self, reason: str) -> None:
+        """Close for good; the owner has heard `link_lost` when this returns, if it was open."""
+        self._is_dropped = True
+        stream = self._stream
+        self._lose(reason)
+        if stream is not None:
+            stream.close(reason)
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> None:
+        """Connect, and connect again with back-off whenever the stream is lost."""
+        while not self._is_dropped:
+            try:
+                await self._connect()
+            except (PeerError, OSError) as error:
+                self._num_failures += 1
+                level = logging.WARNING if self._num_failures == 1 else logging.DEBUG
+                _log.log(level, "no stream to %s: %s", self.record.worker_id, error)
+            else:
+                await self._closed.wait()
+            await asyncio.sleep(self._back_off_s())
+
+    async def _connect(self) -> None:
+        dial = self._dial
+        hello = msgspec.structs.replace(dial.hello, expected_boot=self.record.boot)
+        self._closed.clear()
+        await dial.connect(self.record.address, hello, self, config=dial.config, clock=dial.clock)
+
+    def _back_off_s(self) -> float:
+        """Double the wait with each failure; a random half of it keeps routers apart."""
+        wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._num_failures, 16))
+        return wait_s * (1.0 - 0.5 * self._dial.dice.random())
+
+    def _lose(self, reason: str) -> None:
+        if self._stream is None:
+            return
+        self._stream = None
+        self.is_suspect = False
+        self.idle_since = None
+        self.load = WorkerLoad()
+        self.pending.clear()
+        self._closed.set()
+        self._owner.link_lost(self, reason)
+
+    # -- StreamListener --------------------------------------------------------------------------
+
+    def on_open(self, stream: Stream[Any]) -> None:
+        """The handshake is done."""
+        if self._is_dropped:
+            stream.close("the router dropped this worker")
+            return
+        self._stream = stream
+        self._num_failures = 0
+        self._owner.link_opened(self)
+
+    def on_message(self, stream: Stream[Any], message: WorkerToRouter) -> None:
+        """One message; those of a stream that was dropped are not heard."""
+        if stream is self._stream:
+            self._owner.link_message(self, message)
+
+    def on_suspect(self, stream: Stream[Any], *, suspect: bool) -> None:
+        """Heartbeats stopped, or came back."""
+        if stream is self._stream:
+            self.is_suspect = suspect
+            self._owner.link_suspected(self, suspect=suspect)
+
+    def on_closed(self, stream: Stream[Any], reason: str) -> None:
+        """Closed by either side, or lost."""
+        if stream is self._stream:
+            self._lose(reason)
