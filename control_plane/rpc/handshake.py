@@ -1,0 +1,37 @@
+"""Whether two hellos may talk: the one place that knows what must agree. Pure."""
+
+from __future__ import annotations
+
+from core.worker_record import Hello
+
+WORKER = "worker"
+"""The kind of whoever answers."""
+
+ROUTER = "router"
+DECODE = "decode"
+"""A decode worker that opens a stream to a prefill worker; its blocks must have our layout."""
+
+
+def difference(opener: Hello, worker: Hello) -> str | None:
+    """Name the first thing in which an opener and a worker differ, with both values.
+
+    A field that a side leaves empty is not compared; the layout only between workers.
+    """
+    if worker.kind != WORKER:
+        return f"kind: expected {WORKER!r}, this is {worker.kind!r}"
+    if opener.protocol != worker.protocol:
+        return _differ("protocol", opener.protocol, worker.protocol)
+    if opener.cluster != worker.cluster:
+        return _differ("cluster", opener.cluster, worker.cluster)
+    if opener.expected_boot and opener.expected_boot != worker.boot:
+        return f"boot: expected {opener.expected_boot!r}, {worker.name} is now {worker.boot!r}"
+    compared = ["model_fingerprint"] + (["layout"] if opener.kind == DECODE else [])
+    for name in compared:
+        theirs, ours = getattr(opener, name), getattr(worker, name)
+        if theirs and ours and theirs != ours:
+            return _differ(name, theirs, ours)
+    return None
+
+
+def _differ(name: str, opener: object, worker: object) -> str:
+    return f"{name}: the opener has {opener!r}, the worker {worker!r}"

@@ -1,0 +1,106 @@
+"""Every message survives the wire, alone and joined with others in one frame."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from control_plane.rpc import codec
+from core.ids import RequestId
+from core.messages import AbortRequest, TokenBatch
+from core.worker_record import Hello
+
+UINT32 = st.integers(0, 2**32 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
+    str: TEXT,
+    bytes: st.binary(max_size=12),
+    bool: st.booleans(),
+    int: UINT32,
+    float: st.floats(allow_nan=False),
+}
+BY_FIELD = {
+    "seed": st.integers(0, 2**64 - 1),
+    "address": st.integers(0, 2**64 - 1),
+    "priority": st.integers(-(2**63), 2**63 - 1),
+}
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for any annotation that messages use."""
+    hint = getattr(hint, "__supertype__", hint)
+    arguments = get_args(hint)
+    if hint in BY_TYPE:
+        return BY_TYPE[hint]
+    if get_origin(hint) in (Union, types.UnionType):
+        return st.none() | values(arguments[0])
+    if get_origin(hint) is tuple and arguments[-1] is Ellipsis:
+        return st.lists(values(arguments[0]), max_size=4).map(tuple)
+    if get_origin(hint) is tuple:
+        return st.tuples(*[values(argument) for argument in arguments])
+    if issubclass(hint, msgspec.Struct):
+        return structs(hint)
+    return st.sampled_from(list(hint))
+
+
+def structs(struct: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    """Return a strategy for a struct; integers fill their wire type."""
+    fields = {
+        name: BY_FIELD[name] if name in BY_FIELD and hint is int else values(hint)
+        for name, hint in get_type_hints(struct).items()
+    }
+    return st.builds(struct, **fields)
+
+
+ANY_MESSAGE = st.one_of(*[structs(struct) for struct in get_args(codec.AnyMessage)])
+FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.mark.parametrize("struct", get_args(codec.AnyMessage), ids=lambda struct: struct.__name__)
+@given(data=st.data())
+@FEW
+def test_a_message_survives(struct: type[msgspec.Struct], data: st.DataObject) -> None:
+    message = data.draw(structs(struct))
+    frame = codec.Frame.FromString(codec.encode(message))
+    assert codec.messages_of(frame) == [message]
+
+
+@given(st.lists(ANY_MESSAGE, max_size=6))
+@FEW
+def test_joined_frames_are_one_frame_in_order(messages: list[Any]) -> None:
+    joined = b"".join(codec.encode(message) for message in messages)
+    assert codec.messages_of(codec.Frame.FromString(joined)) == messages
+
+
+@given(structs(Hello))
+@FEW
+def test_a_hello_survives(hello: Hello) -> None:
+    assert codec.hello_of(codec.Frame.FromString(codec.encode_hello(hello))) == hello
+
+
+def test_a_message_of_an_unknown_kind_is_an_error() -> None:
+    unknown_field_in_a_message = bytes([0x12, 0x03, 0xFA, 0x7F, 0x00])
+    frame = codec.Frame.FromString(unknown_field_in_a_message)
+    with pytest.raises(ValueError, match="kind that this protocol version does not know"):
+        codec.messages_of(frame)
+
+
+def test_a_batch_that_announces_other_counts_is_an_error() -> None:
+    wire = codec.Frame(messages=[{"token_batch": {"request_ids": ["a"], "token_ids": [1, 2]}}])
+    with pytest.raises(ValueError, match="2 entries announces 1"):
+        codec.messages_of(wire)
+
+
+def test_an_empty_batch_survives() -> None:
+    batch = TokenBatch(())
+    assert codec.messages_of(codec.Frame.FromString(codec.encode(batch))) == [batch]
+
+
+def test_a_field_out_of_range_is_the_senders_error() -> None:
+    with pytest.raises(ValueError, match="range"):
+        codec.encode(AbortRequest(RequestId("r"), dispatch=-1))
