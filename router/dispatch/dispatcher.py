@@ -1,7 +1,7 @@
 """The router's inner half: requests in, tokens out, over one stream to every worker.
 
-    start() -> LiveRequest -> policy -> StartRequest --------> worker
-       ^                         ^                               |
+    start() -> LiveRequest -> Placement -> StartRequest -----> worker
+       |                         ^                               |
     RequestStream <- updates <- RequestState <- TokenBatch ------+
                                   |
                                   +-> Dispatch again, Abort, End
@@ -22,18 +22,17 @@ from typing import assert_never
 
 import msgspec
 
-from core.block_hash import BlockHash, hash_blocks
+from core.block_hash import BlockHash
 from core.clock import Clock
 from core.config import Config
 from core.errors import RequestError
 from core.ids import Boot, RequestId, WorkerId
-from core.lifetime import Lifetime, Stamp
+from core.lifetime import Lifetime
 from core.messages import (
     AbortRequest,
     PathReport,
     RequestFailed,
     RequestRefused,
-    StartRequest,
     TokenBatch,
     WorkerLoad,
     WorkerToRouter,
@@ -44,6 +43,7 @@ from router.dispatch.failure import Trouble, error_of
 from router.dispatch.interface import GenerateRequest, ServedModel
 from router.dispatch.live_request import LiveRequest
 from router.dispatch.metrics import DispatchMetrics
+from router.dispatch.placement import Placement
 from router.dispatch.request_state import (
     Abort,
     Dispatch,
@@ -58,10 +58,8 @@ from router.dispatch.timers import Timers
 from router.dispatch.token_stream import RequestStream
 from router.dispatch.worker_link import Connect, Dial, WorkerLink
 from router.dispatch.worker_table import WorkerTable, key_of
-from router.policy.choice import Policy
-from router.policy.decision import Decision, Reason, Refusal
-from router.policy.prefix_index import PrefixIndex
-from router.policy.views import Dice, PolicySettings
+from router.policy.decision import Reason
+from router.policy.views import Dice
 
 _MAX_ENDED = 4096
 """Ended requests whose late messages are dropped in silence: their workers were told."""
@@ -96,8 +94,6 @@ class RouterDispatcher:
         self._clock = clock
         self._rng = rng
         self._rules = rules or RetryRules()
-        self._policy = Policy(_settings(config))
-        self._index = PrefixIndex()
         dial = Dial(hello, connect, config.control_plane, clock, rng)
         self._workers = WorkerTable(self, dial)
         self._live: dict[RequestId, LiveRequest] = {}
@@ -106,6 +102,7 @@ class RouterDispatcher:
         self._timers_changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self.metrics = DispatchMetrics(self.requests_by_state)
+        self._placement = Placement(config, self._workers, self.metrics, clock, rng)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -129,14 +126,14 @@ class RouterDispatcher:
     def on_workers(self, records: Mapping[WorkerId, WorkerRecord]) -> None:
         """Take all workers whose keys exist now; one that is missing is suspect, not dead."""
         for worker_id, record in records.items():
-            boot = self._index.boot_of(worker_id)
+            boot = self._placement.index.boot_of(worker_id)
             if boot is not None and boot != record.boot:
-                self._index.forget(worker_id)  # phantom blocks of the life before
+                self._placement.index.forget(worker_id)  # phantom blocks of the life before
         self._workers.follow(records)
 
     def on_snapshot(self, worker_id: WorkerId, boot: Boot, hashes: Iterable[BlockHash]) -> None:
         """Take all block hashes that a worker holds."""
-        self._index.apply_snapshot(worker_id, boot, hashes)
+        self._placement.index.apply_snapshot(worker_id, boot, hashes)
 
     def on_delta(
         self,
@@ -146,11 +143,11 @@ class RouterDispatcher:
         evicted: Iterable[BlockHash],
     ) -> None:
         """Take what changed."""
-        self._index.apply_delta(worker_id, boot, stored, evicted)
+        self._placement.index.apply_delta(worker_id, boot, stored, evicted)
 
     def on_gone(self, worker_id: WorkerId) -> None:
         """A worker's ledger is gone: route as if it held nothing."""
-        self._index.forget(worker_id)
+        self._placement.index.forget(worker_id)
 
     # -- Dispatcher ------------------------------------------------------------------------------
 
@@ -182,7 +179,7 @@ class RouterDispatcher:
             "ready": self.is_ready(),
             "workers": [worker_status(link) for link in self._workers],
             "requests": self.requests_by_state(),
-            "indexed_blocks": len(self._index),
+            "indexed_blocks": len(self._placement.index),
         }
 
     def start(self, request: GenerateRequest, lifetime: Lifetime) -> RequestStream:
@@ -236,17 +233,7 @@ class RouterDispatcher:
             ),
             deadline=deadline,
             model=key_of(model),
-            hashes=self._hashes(request, model),
-        )
-
-    def _hashes(self, request: GenerateRequest, model: ServedModel) -> list[BlockHash]:
-        if not len(self._index):
-            return []
-        return hash_blocks(
-            request.request.prompt,
-            block_size=model.block_size,
-            fingerprint=bytes.fromhex(model.model_fingerprint),
-            namespace=request.request.namespace,
+            hashes=self._placement.hashes(engine_request, model),
         )
 
     def _finish_sample(self, request_id: RequestId, sample_index: int) -> None:
@@ -329,7 +316,7 @@ class RouterDispatcher:
             effects = live.state.updated(update, now)
             if len(effects) == 1 and isinstance(effects[0], TokenUpdate):  # nearly all
                 if live.first_token_at is None:
-                    self._first_token(live, now)
+                    self._placement.first_token(live, now)
                 live.stream.put(effects[0])
             else:
                 self._do(live, effects)
@@ -372,11 +359,11 @@ class RouterDispatcher:
             match effect:
                 case TokenUpdate():
                     if live.first_token_at is None:
-                        self._first_token(live, self._clock.now())
+                        self._placement.first_token(live, self._clock.now())
                     live.stream.put(effect)
                 case Dispatch():
-                    self._leave_link(live)
-                    self._do(live, self._place(live, effect))
+                    self._placement.leave(live)
+                    self._do(live, self._placement.place(live, effect))
                 case Abort():
                     link = self._workers.get(effect.worker_id)
                     if link is not None:
@@ -389,95 +376,15 @@ class RouterDispatcher:
         if live.state.phase is not Phase.ENDED:
             self._set_timer(live)
 
-    def _place(self, live: LiveRequest, dispatch: Dispatch) -> Sequence[Effect]:
-        """Choose a worker, send the request there, and tell its machine."""
-        now = self._clock.now()
-        views = self._workers.views(live.model)
-        hits = self._index.match(live.hashes)
-        decision = self._policy.decide(live.view(), views, hits, self._rng, avoid=dispatch.avoid)
-        if isinstance(decision, Refusal):
-            return live.state.unplaced(decision.reason, now, self._rng)
-        link = self._workers.get(decision.worker_id)
-        assert link is not None
-        self._send(live, link, decision, dispatch, now)
-        return live.state.sent(decision.worker_id, now, is_suspect=link.is_suspect)
-
-    def _send(
-        self,
-        live: LiveRequest,
-        link: WorkerLink,
-        decision: Decision,
-        dispatch: Dispatch,
-        now: float,
-    ) -> None:
-        request = live.request
-        if dispatch.outputs:
-            request = msgspec.structs.replace(request, outputs=dispatch.outputs)
-        live.link, live.decision = link, decision
-        live.stream.lifetime.stamp(Stamp.DISPATCHED, now)
-        live.sent_at = now if dispatch.number == 1 else None
-        link.requests.add(request.request_id)
-        for worker_id in {decision.worker_id, *(c.worker_id for c in decision.candidates[:1])}:
-            peer = self._workers.get(worker_id)
-            computes = not decision.candidates or worker_id != decision.worker_id
-            if peer is not None:
-                num_tokens = decision.prefill_tokens if computes else 0
-                peer.pending.add(request.request_id, num_tokens, now)
-        link.send(
-            StartRequest(
-                request=request,
-                dispatch=dispatch.number,
-                candidates=decision.candidates,
-                remaining_s=max(0.0, live.deadline - now),
-                allow_local=decision.allow_local,
-            )
-        )
-        self.metrics.decided(decision.reason, is_first=dispatch.number == 1)
-
-    def _first_token(self, live: LiveRequest, now: float) -> None:
-        live.first_token_at = now
-        live.stream.lifetime.stamp(Stamp.FIRST_TOKEN, now)
-        self._forget_pending(live)
-        if live.sent_at is not None and live.decision is not None:
-            actual_s = now - live.sent_at
-            decision = live.decision
-            factor = self._policy.calibration.ttft(is_handoff=decision.reason.is_handoff)
-            factor.observe(decision.raw_ttft_s, actual_s)
-            self.metrics.ttft_seen(decision.predicted_ttft_s, actual_s)
-
     def _end(self, live: LiveRequest, error: RequestError | None) -> None:
         request_id = live.request.request_id
-        self._leave_link(live)
+        self._placement.leave(live)
         if self._live.pop(request_id, None) is not None:
             self._timers.discard(request_id)
             self._remember_ended(request_id)
             if error is None:
-                self._compare_tpot(live)
+                self._placement.ended(live)
         live.stream.end(error)
-
-    def _compare_tpot(self, live: LiveRequest) -> None:
-        num_steps = live.state.num_output_tokens - 1
-        if live.sent_at is None or live.first_token_at is None or live.decision is None:
-            return
-        if num_steps >= 1:
-            actual_s = (live.state.progress_at - live.first_token_at) / num_steps
-            self._policy.calibration.tpot.observe(live.decision.raw_tpot_s, actual_s)
-            self.metrics.tpot_seen(live.decision.predicted_tpot_s, actual_s)
-
-    def _leave_link(self, live: LiveRequest) -> None:
-        self._forget_pending(live)
-        if live.link is not None:
-            live.link.requests.discard(live.request.request_id)
-            live.link = None
-
-    def _forget_pending(self, live: LiveRequest) -> None:
-        if live.decision is None:
-            return
-        first = [candidate.worker_id for candidate in live.decision.candidates[:1]]
-        for worker_id in (live.decision.worker_id, *first):
-            link = self._workers.get(worker_id)
-            if link is not None:
-                link.pending.discard(live.request.request_id)
 
     def _remember_ended(self, request_id: RequestId) -> None:
         self._ended[request_id] = None
@@ -506,12 +413,3 @@ class RouterDispatcher:
                 async with asyncio.timeout(wait_s):
                     await self._timers_changed.wait()
             self.tick()
-
-
-def _settings(config: Config) -> PolicySettings:
-    return PolicySettings(
-        near_best=config.router.near_best,
-        local_prefill_tokens=config.router.local_prefill_tokens,
-        chunk_tokens=config.engine.chunk_tokens,
-        is_strict=config.disaggregation.fallback == "strict",
-    )
