@@ -14,6 +14,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,10 @@ from deploy.settings import to_toml
 from deploy.terminal import complain, say
 from deploy.welcome import welcome
 
+# -P: a folder named `core` or `router` where the user happens to be must not be imported.
+PROGRAM = (sys.executable, "-P", "-m", "deploy")
+"""How a child of this program is started."""
+
 ROUTER_GRACE_S = 10.0
 WORKER_GRACE_S = 10.0
 DISCOVERY_TIMEOUT_S = 30.0
@@ -46,11 +51,19 @@ class Launcher:
 
     Args:
         run_directory: for etcd's data and the configuration of the children.
+        program: what the children run; see `PROGRAM`.
     """
 
     def __init__(
-        self, config: Config, options: UpOptions, *, run_directory: Path, clock: Clock
+        self,
+        config: Config,
+        options: UpOptions,
+        *,
+        run_directory: Path,
+        clock: Clock,
+        program: Sequence[str] = PROGRAM,
     ) -> None:
+        self._program = program
         self._config = config
         self._options = options
         self._run_directory = run_directory
@@ -115,8 +128,7 @@ class Launcher:
         return file
 
     def _make_components(self, config_file: Path) -> None:
-        # -P: a folder named `core` or `router` where the user happens to be must not be imported.
-        base = (sys.executable, "-P", "-m", "deploy", "--parent-pid", str(os.getpid()))
+        base = (*self._program, "--parent-pid", str(os.getpid()))
         cpus = sorted(os.sched_getaffinity(0))
         shares = share_cpus(cpus, self._options.num_workers, self._config.engine.threads)
         workers = plan_workers(self._options, base, config_file, shares)
@@ -165,7 +177,9 @@ class _Interrupts:
             self._launcher.kill()
 
 
-async def run_up(config: Config, options: UpOptions, *, clock: Clock) -> int:
+async def run_up(
+    config: Config, options: UpOptions, *, clock: Clock, program: Sequence[str] = PROGRAM
+) -> int:
     """Run a cluster until Ctrl-C, SIGTERM or SIGHUP; return the exit code.
 
     Raises:
@@ -177,7 +191,9 @@ async def run_up(config: Config, options: UpOptions, *, clock: Clock) -> int:
     if options.log_directory is not None:
         options.log_directory.mkdir(parents=True, exist_ok=True)
     with RunDirectory(temporary_directory()) as run_directory:
-        launcher = Launcher(config, options, run_directory=run_directory.path, clock=clock)
+        launcher = Launcher(
+            config, options, run_directory=run_directory.path, clock=clock, program=program
+        )
         serving = asyncio.create_task(launcher.serve())
         interrupts = _Interrupts(serving, launcher)
         loop = asyncio.get_running_loop()

@@ -78,7 +78,7 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return f"[{', '.join(_value(item) for item in value)}]"  # pyright: ignore[reportUnknownVariableType] - TOML is untyped
     if isinstance(value, str):
         # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped, and for
