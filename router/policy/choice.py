@@ -52,17 +52,21 @@ class Policy:
         allowed = [worker for worker in fitting if worker.worker_id not in avoid]
         if not allowed:
             return Refusal(_why_none(able, fitting))
-        prefills = self._prefills(workers)
+        prefills = self._prefills(request, workers)
         inputs = Inputs(request, hits, self.settings, self.speeds, self.calibration)
         found = options(inputs, _unsuspected(allowed), prefills)
         if not found:
             return Refusal(RefusalReason.NO_PREFILL_WORKER)
         return self._decision(inputs, self._pick(found, dice), prefills)
 
-    def _prefills(self, workers: Sequence[WorkerView]) -> list[WorkerView]:
+    def _prefills(self, request: RequestView, workers: Sequence[WorkerView]) -> list[WorkerView]:
         """Return the prefill workers that may be asked; suspects only where there is no way
         without."""
-        prefills = [worker for worker in workers if worker.role is Role.PREFILL]
+        prefills = [
+            worker
+            for worker in workers
+            if worker.role is Role.PREFILL and _can_hold(request, worker)
+        ]
         if self.settings.is_strict:
             return _unsuspected(prefills)
         return [worker for worker in prefills if not worker.is_suspect]
@@ -70,11 +74,8 @@ class Policy:
     def _pick(self, found: Sequence[Option], dice: Dice) -> Option:
         best = min(found, key=lambda option: option.cost_s)
         slack = 1.0 + self.settings.near_best
-        near = [
-            option
-            for option in found
-            if option.cost_s <= best.cost_s * slack and option.ttft_s <= best.ttft_s * slack
-        ]
+        cost_s, ttft_s = best.cost_s * slack, best.ttft_s * slack
+        near = [option for option in found if option.cost_s <= cost_s and option.ttft_s <= ttft_s]
         first = near[int(dice.random() * len(near))]
         second = near[int(dice.random() * len(near))]
         return min(first, second, key=_busyness)

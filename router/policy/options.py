@@ -88,10 +88,10 @@ def _on_decode(
     always = inputs.request.disaggregate is True
     reason = Reason.ALWAYS if always else Reason.DISAGGREGATED
     factor = inputs.calibration.handoff_ttft.value
+    output_s = _output_s(inputs, terms)
     for peer, ahead in peers:
         ttft_s = pair_ttft_s(ahead, terms, inputs.speeds)
-        cost_s = ttft_s * factor + _output_s(inputs, terms)
-        yield Option(cost_s, ttft_s, terms.tpot_s, worker, peer, reason)
+        yield Option(ttft_s * factor + output_s, ttft_s, terms.tpot_s, worker, peer, reason)
 
 
 def _local_reason(inputs: Inputs, worker: WorkerView, *, has_peers: bool) -> Reason | None:
