@@ -18,7 +18,7 @@ class WorkerStatus(msgspec.Struct):
     """One worker as the router sees it.
 
     Attributes:
-        state: "live", "suspect" or "gone".
+        state: as the router's stream to it says.
         blocks: number of KV blocks by state.
         queues: requests by queue.
     """
@@ -34,9 +34,16 @@ class WorkerStatus(msgspec.Struct):
 
 
 class ClusterStatus(msgspec.Struct):
-    """What /status says, as far as the table shows it."""
+    """What /status says, as far as the table shows it.
+
+    Attributes:
+        requests: in flight, by state.
+        indexed_blocks: entries of the router's prefix index.
+    """
 
     model: str = ""
+    ready: bool = False
+    indexed_blocks: int = 0
     workers: list[WorkerStatus] = []
     requests: dict[str, int] = {}
 
@@ -60,7 +67,12 @@ def run_status(url: str, *, api_key: str, as_json: bool) -> int:
 def render(status: ClusterStatus) -> list[str]:
     """Return a line on the requests, and a table of the workers."""
     states = ", ".join(f"{count} {state}" for state, count in status.requests.items() if count)
-    lines = [f"model     {status.model or '-'}", f"requests  {states or 'none'}", ""]
+    lines = [
+        f"model     {status.model or '-'} ({'ready' if status.ready else 'not ready'})",
+        f"requests  {states or 'none'}",
+        f"index     {status.indexed_blocks} blocks known to be cached somewhere",
+        "",
+    ]
     if not status.workers:
         return [*lines, "no workers"]
     header = ["WORKER", "ROLE", "STATE", "PID", "ADDRESS", "TRANSPORT", *_QUEUES, *_BLOCK_STATES]
@@ -70,11 +82,9 @@ def render(status: ClusterStatus) -> list[str]:
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines with columns of equal width; numbers are set to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    numeric = [
-        all(cell.isdecimal() or cell == "-" for cell in column[1:])
-        for column in zip(*rows, strict=True)
-    ]
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    numeric = [all(cell.isdecimal() or cell == "-" for cell in column[1:]) for column in columns]
     return [
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)

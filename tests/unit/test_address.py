@@ -1,0 +1,74 @@
+"""deploy.address: reading host:port, and telling who can reach it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from core.config import load
+from core.errors import UsageError
+from deploy.address import (
+    claim_port,
+    exposure_warning,
+    is_loopback,
+    is_wildcard,
+    parse_listen,
+    reachable_url,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("10.0.0.1:7000", ("10.0.0.1", 7000)),
+        ("10.0.0.1", ("10.0.0.1", 0)),
+        (":7000", ("127.0.0.1", 7000)),
+        ("[::1]:7000", ("::1", 7000)),
+        ("[::1]", ("::1", 0)),
+        ("host:0", ("host", 0)),
+    ],
+)
+def test_listen_is_host_and_port(text: str, parsed: tuple[str, int]) -> None:
+    assert parse_listen(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["host:port", "host:65536", "host:-1", "host:"])
+def test_bad_port_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="from 0"):
+        parse_listen(text)
+
+
+def test_loopback_and_wildcard() -> None:
+    loopback = ("127.0.0.1", "127.0.1.1", "localhost", "::1", "[::1]")
+    assert all(is_loopback(host) for host in loopback)
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "::", "example.org"))
+    assert is_wildcard("0.0.0.0")
+    assert not is_wildcard("127.0.0.1")
+
+
+def test_url_of_a_wildcard_is_loopback() -> None:
+    assert reachable_url("0.0.0.0", 80) == "http://127.0.0.1:80"
+    assert reachable_url("::1", 80) == "http://[::1]:80"
+    assert reachable_url("10.0.0.1", 80) == "http://10.0.0.1:80"
+
+
+def test_exposure_without_keys_is_warned_of() -> None:
+    open_to_all = load({"http": {"host": "0.0.0.0"}})
+    assert "0.0.0.0 without authentication" in (exposure_warning(open_to_all) or "")
+    assert exposure_warning(load({})) is None
+    assert exposure_warning(load({"http": {"host": "0.0.0.0"}, "api": {"keys": ["k"]}})) is None
+
+
+def test_port_in_use_is_refused_and_a_free_one_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"127.0.0.1:{port}: Address already in use; choose"):
+            claim_port("127.0.0.1", port)
+    assert claim_port("127.0.0.1", 0) > 0
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no such host.invalid"])
+def test_host_that_is_not_ours_is_refused(host: str) -> None:
+    with pytest.raises(UsageError, match="cannot bind to"):
+        claim_port(host, 0)

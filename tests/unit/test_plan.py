@@ -1,0 +1,39 @@
+"""deploy.plan: names, roles and command lines of a cluster's processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deploy.arguments import build_parser
+from deploy.cpu_shares import CpuShare
+from deploy.options import UpOptions
+from deploy.plan import plan_router, plan_workers
+
+BASE = ("python", "-m", "deploy", "--parent-pid", "42")
+OPTIONS = UpOptions(2, 1, 1, Path("/models/m.gguf"))
+
+
+def test_command_lines_are_ones_that_the_parser_reads() -> None:
+    pinned, free = CpuShare(2, (4, 5)), CpuShare(1, ())
+    specs = plan_workers(OPTIONS, BASE, Path("/run/c.toml"), [pinned, free, free, free])
+    read = [build_parser().parse_args(spec.command[3:]) for spec in specs]
+    assert [(a.id, a.role) for a in read] == [
+        ("prefill-0", "prefill"),
+        ("prefill-1", "prefill"),
+        ("decode-0", "decode"),
+        ("colocated-0", "both"),
+    ]
+    assert [a.cpus for a in read] == ["4,5", None, None, None]
+    assert read[0].set == ["engine.threads=2"]
+    assert {(str(a.config), a.model, a.parent_pid) for a in read} == {
+        ("/run/c.toml", "/models/m.gguf", 42)
+    }
+
+
+def test_router_reads_the_same_file_and_model() -> None:
+    spec = plan_router(OPTIONS, BASE, Path("/run/c.toml"))
+    read = build_parser().parse_args(spec.command[3:])
+    assert (read.command, str(read.config), read.model) == ("router", "/run/c.toml", OPTIONS_MODEL)
+
+
+OPTIONS_MODEL = str(OPTIONS.model_path)
