@@ -1,0 +1,38 @@
+"""Rotary position embeddings (Su et al. 2021), in the half-split order of Hugging Face's llama."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rope_tables(
+    max_positions: int, head_dim: int, theta: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return float32 (cos, sin), each [max_positions, head_dim], for `rotate`.
+
+    Frequencies are computed in float32 like the reference's: at position 8,191 another rounding
+    moves an angle by 5e-4.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (theta**exponents)
+    angles = torch.outer(torch.arange(max_positions).float(), frequencies)
+    cos, sin = angles.cos(), angles.sin()
+    return (
+        torch.cat((cos, cos), dim=1).to(device),
+        torch.cat((-sin, sin), dim=1).to(device),
+    )
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs (x[i], x[i + head_dim / 2]) of each head.
+
+    Rolling by half a head swaps the halves, and the sign that the first half needs is in `sin`.
+
+    Args:
+        x: float32 [tokens, heads, head_dim].
+        cos: [tokens, 1, head_dim].
+        sin: the same shape.
+    """
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x * cos).addcmul_(swapped, sin)

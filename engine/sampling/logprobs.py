@@ -1,0 +1,57 @@
+"""Log-probabilities of chosen and of most likely tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from core.request import TokenLogprobs
+
+
+class PendingLogprobs(NamedTuple):
+    """Log-probabilities still on the device.
+
+    Attributes:
+        rows: the sampled rows that asked.
+        num_top: how many alternatives each asked for.
+        chosen: float32 [len(rows)].
+        top_ids: int64 [len(rows), largest num_top].
+        top: float32, likewise, most likely first.
+    """
+
+    rows: tuple[int, ...]
+    num_top: tuple[int, ...]
+    chosen: Tensor
+    top_ids: Tensor
+    top: Tensor
+
+
+def log_probabilities(logits: Tensor, rows: list[int]) -> Tensor:
+    """Return the log-softmax of some rows of unmodified logits, a new float32 tensor."""
+    return torch.log_softmax(logits[rows], dim=-1)
+
+
+def pick(table: Tensor, rows: list[int], num_top: list[int], token_ids: Tensor) -> PendingLogprobs:
+    """Pick the chosen tokens' and the most likely ones.
+
+    Args:
+        table: from `log_probabilities`.
+        rows: the same.
+        num_top: alternatives asked for, one a row.
+        token_ids: int64, the sampled tokens of all rows.
+    """
+    chosen = table.gather(1, token_ids[rows][:, None])[:, 0]
+    top, top_ids = table.topk(min(max(num_top), table.shape[1]), dim=1)
+    return PendingLogprobs(tuple(rows), tuple(num_top), chosen, top_ids, top)
+
+
+def to_host(pending: PendingLogprobs) -> dict[int, TokenLogprobs]:
+    """Wait for the device and return the values by row."""
+    chosen = pending.chosen.tolist()
+    top_ids, top = pending.top_ids.tolist(), pending.top.tolist()
+    return {
+        row: TokenLogprobs(chosen[i], tuple(top_ids[i][:count]), tuple(top[i][:count]))
+        for i, (row, count) in enumerate(zip(pending.rows, pending.num_top, strict=True))
+    }

@@ -1,0 +1,51 @@
+"""A request's sampling parameters, resolved once when its sequence enters the batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from core.sampling_params import SamplingParams
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below are greedy, as in vLLM."""
+
+
+class SlotSampling(NamedTuple):
+    """What the sampler reads of one sequence each step.
+
+    Attributes:
+        inverse_temperature: 1 / temperature; 0 where greedy.
+        ending_ids: int64, masked until `min_tokens` were generated; None where nothing is.
+        bias_ids: int64; None where there is no bias.
+        bias: float32, one an id.
+    """
+
+    params: SamplingParams
+    greedy: bool
+    inverse_temperature: float
+    penalized: bool
+    ending_ids: Tensor | None
+    bias_ids: Tensor | None
+    bias: Tensor | None
+
+
+def resolve(params: SamplingParams, device: torch.device) -> SlotSampling:
+    """Precompute what does not change from step to step."""
+    greedy = params.temperature < GREEDY_BELOW
+    # EOS is masked even where it ends nothing, as in vLLM: min_tokens promises text.
+    ending = frozenset(params.stop_token_ids) | frozenset(params.eos_token_ids)
+    needs_ending = params.min_tokens > 0 and bool(ending)
+    bias = dict(params.logit_bias)
+    return SlotSampling(
+        params=params,
+        greedy=greedy,
+        inverse_temperature=0.0 if greedy else 1.0 / params.temperature,
+        penalized=(params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        != (1.0, 0.0, 0.0),
+        ending_ids=torch.tensor(sorted(ending), device=device) if needs_ending else None,
+        bias_ids=torch.tensor(list(bias), device=device) if bias else None,
+        bias=torch.tensor(list(bias.values()), device=device) if bias else None,
+    )
