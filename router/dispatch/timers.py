@@ -30,6 +30,11 @@ class Timers(Generic[KeyT]):
         """Forget a key."""
         self._due_by_key.pop(key, None)
 
+    @property
+    def num_entries(self) -> int:
+        """Entries of the heap, outdated ones included: in proportion to the keys."""
+        return len(self._heap)
+
     def next_due(self) -> float | None:
         """Return the earliest due time, None without any."""
         while self._heap:
