@@ -1,0 +1,93 @@
+"""Token ids to text while they arrive; what was emitted never has to be taken back.
+
+A token may end within a character. `ByteDetokenizer` knows each token's bytes and holds back an
+incomplete UTF-8 sequence. Tokenizers of other kinds give no bytes for a token, so
+`WindowDetokenizer` decodes a short window twice and emits the difference (vLLM's and
+text-generation-inference's way). The increments, `flush()` included, join to the full decode.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Detokenizer(Protocol):
+    """One sample's text."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Take the next tokens; return the text that is certain now."""
+        ...
+
+    def flush(self) -> str:
+        """Return the rest: an incomplete character becomes U+FFFD. Nothing may be fed after."""
+        ...
+
+
+class ByteDetokenizer:
+    """For byte-level BPE.
+
+    Args:
+        bytes_by_id: each token's bytes; empty where the token is not shown.
+    """
+
+    __slots__ = ("_bytes_by_id", "_decoder")
+
+    def __init__(self, bytes_by_id: Sequence[bytes]) -> None:
+        self._bytes_by_id = bytes_by_id
+        # Python and `tokenizers` (Rust's from_utf8_lossy) both replace maximal subparts.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Take the next tokens; return the text that is certain now."""
+        table = self._bytes_by_id
+        known = len(table)
+        return self._decoder.decode(b"".join([table[i] for i in token_ids if 0 <= i < known]))
+
+    def flush(self) -> str:
+        """Return the rest."""
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For every other kind of tokenizer.
+
+    The window begins where the text was last certain, one emission further back than needed, since
+    decoders treat the first token of a text (its leading space) specially.
+    """
+
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []
+        self._start = 0
+        self._read = 0
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Take the next tokens; return the text that is certain now."""
+        pieces: list[str] = []
+        for token_id in token_ids:
+            self._ids.append(token_id)
+            pieces.append(self._advance(final=False))
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        """Return the rest."""
+        return self._advance(final=True)
+
+    def _advance(self, *, final: bool) -> str:
+        before = self._decode(self._ids[self._start : self._read])
+        after = self._decode(self._ids[self._start :])
+        if len(after) <= len(before) or (after.endswith(_REPLACEMENT) and not final):
+            return ""
+        self._start, self._read = self._read, len(self._ids)
+        return after[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
