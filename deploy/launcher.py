@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from control_plane.embedded_etcd import EmbeddedEtcd
 
 from core.clock import Clock
 from core.config import Config
@@ -28,6 +27,7 @@ from deploy.address import claim_port, reachable_url
 from deploy.api_client import ApiClient
 from deploy.component import Component
 from deploy.cpu_shares import share_cpus
+from deploy.etcd_component import EtcdComponent
 from deploy.first_request import ask, describe, wait_until_ready
 from deploy.options import UpOptions
 from deploy.plan import ComponentSpec, plan_router, plan_workers
@@ -68,7 +68,7 @@ class Launcher:
         self._options = options
         self._run_directory = run_directory
         self._clock = clock
-        self._etcd: EmbeddedEtcd | None = None
+        self._etcd: EtcdComponent | None = None
         self._router: Component | None = None
         self._workers: list[Component] = []
 
@@ -80,11 +80,13 @@ class Launcher:
             DovetailError: a component did not become ready, or the first request failed.
         """
         started = self._clock.now()
-        config_file = await self._write_config(await self._etcd_endpoints())
+        config_file = self._write_config(await self._etcd_endpoints())
         self._make_components(config_file)
         components = self._components()
         try:
             async with asyncio.TaskGroup() as tasks:
+                if self._etcd is not None:
+                    tasks.create_task(self._etcd.keep_alive(), name="etcd")
                 for component in components:
                     tasks.create_task(component.keep_alive(), name=component.name)
                 await asyncio.gather(*(component.ready for component in components))
@@ -104,6 +106,8 @@ class Launcher:
         """End every component at once; `stop` then only collects them."""
         for component in self._components():
             component.kill()
+        if self._etcd is not None:
+            self._etcd.kill()
 
     def _components(self) -> list[Component]:
         return [*self._workers, *([self._router] if self._router else [])]
@@ -113,12 +117,13 @@ class Launcher:
         if self._config.control_plane.etcd:
             return self._config.control_plane.etcd
         log_directory = self._options.log_directory or self._run_directory
-        self._etcd = EmbeddedEtcd(self._run_directory / "etcd", log_path=log_directory / "etcd.log")
+        self._etcd = EtcdComponent(
+            self._run_directory / "etcd", log_path=log_directory / "etcd.log", clock=self._clock
+        )
         await self._etcd.start()
-        say(f"{'etcd':<12} ready  pid {self._etcd.pid:<8} {self._etcd.endpoint}")
         return self._etcd.endpoint
 
-    async def _write_config(self, etcd: str) -> Path:
+    def _write_config(self, etcd: str) -> Path:
         """Write what every child is started with; private, for it may hold API keys."""
         control_plane = msgspec.structs.replace(self._config.control_plane, etcd=etcd)
         self._config = msgspec.structs.replace(self._config, control_plane=control_plane)

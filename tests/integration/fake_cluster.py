@@ -1,8 +1,8 @@
 """`dovetail up` with stand-ins for worker and router: the launcher's own behaviour, fast.
 
-Run as `fake_cluster.py up DIRECTORY PREFILL DECODE PORT`; the launcher starts this file again for
-each child. DIRECTORY holds what a test wants (`refuse-NAME`, `crash-NAME`, `stubborn-NAME`) and
-`journal`, to which children append.
+Run as `fake_cluster.py up DIRECTORY PREFILL DECODE PORT ETCD` (empty: embedded); the launcher
+starts this file again for each child. DIRECTORY holds what a test wants (`refuse-NAME`,
+`crash-NAME`, `stubborn-NAME`) and `journal`, to which children append.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class FakeApi(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def up(directory: str, prefill: str, decode: str, port: str) -> int:
-    config = load({}, {"http.port": port, "control_plane.etcd": "127.0.0.1:1"})
+def up(directory: str, prefill: str, decode: str, port: str, etcd: str) -> int:
+    config = load({}, {"http.port": port, "control_plane.etcd": etcd})
     options = UpOptions(int(prefill), int(decode), 0, Path(directory))
     program = (sys.executable, __file__)
     try:

@@ -25,10 +25,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     directory = tmp_path / "model"
     directory.mkdir()
 
-    def starter(*wishes: str, prefill: int = 1, decode: int = 1, port: int = 0) -> Launched:
+    def starter(
+        *wishes: str, prefill: int = 1, decode: int = 1, port: int = 0, etcd: str = "127.0.0.1:1"
+    ) -> Launched:
         for wish in wishes:
             (directory / wish).touch()
-        arguments = [str(directory), str(prefill), str(decode), str(port)]
+        arguments = [str(directory), str(prefill), str(decode), str(port), etcd]
         command = [sys.executable, str(FAKE), "up", *arguments]
         return stack.enter_context(Launched(command, tmp_path / "tmp"))
 
@@ -151,3 +153,25 @@ def test_port_in_use_is_said_before_anything_starts(start: Start, tmp_path: Path
     (line,) = launched.err
     assert line.startswith(f"dovetail: cannot bind to 127.0.0.1:{port}: Address already in use")
     assert not (tmp_path / "model" / "journal").exists()
+
+
+def test_embedded_etcd_comes_first_is_restarted_in_place_and_goes_last(start: Start) -> None:
+    launched = start(etcd="")
+    launched.wait_for("^ready ")
+    first = launched.wait_for(r"^etcd +ready  pid (\d+) +(127\.0\.0\.1:\d+)$")
+    assert launched.out[0] == first.string
+    psutil.Process(int(first[1])).kill()
+    launched.wait_for(r"^etcd +died \(SIGKILL\), starts again in 0\.5 s$")
+    launched.wait_for(rf"^etcd +ready  pid (?!{first[1]}\b)\d+ +{first[2]}$")
+    assert len(launched.descendants()) == 4
+    assert launched.stop() == 0
+    launched.assert_nothing_left()
+
+
+def test_embedded_etcd_dies_with_a_killed_launcher(start: Start) -> None:
+    launched = start(etcd="")
+    launched.wait_for("^ready ")
+    children = launched.descendants()
+    assert len(children) == 4
+    launched.process.kill()
+    assert gone(children)
