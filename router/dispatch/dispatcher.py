@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
@@ -44,6 +44,7 @@ from router.dispatch.interface import GenerateRequest, ServedModel
 from router.dispatch.live_request import LiveRequest
 from router.dispatch.metrics import DispatchMetrics
 from router.dispatch.placement import Placement
+from router.dispatch.recent_requests import RecentRequests
 from router.dispatch.request_state import (
     Abort,
     Dispatch,
@@ -60,9 +61,6 @@ from router.dispatch.worker_link import Connect, Dial, WorkerLink
 from router.dispatch.worker_table import WorkerTable, key_of
 from router.policy.decision import Reason
 from router.policy.views import Dice
-
-_MAX_ENDED = 4096
-"""Ended requests whose late messages are dropped in silence: their workers were told."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +95,7 @@ class RouterDispatcher:
         dial = Dial(hello, connect, config.control_plane, clock, rng)
         self._workers = WorkerTable(self, dial)
         self._live: dict[RequestId, LiveRequest] = {}
-        self._ended: OrderedDict[RequestId, None] = OrderedDict()
+        self._recent = RecentRequests()
         self._timers: Timers[RequestId] = Timers()
         self._timers_changed = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -198,7 +196,6 @@ class RouterDispatcher:
             raise error_of(Trouble.NO_WORKER, "")
         live = self._new_request(request, model, lifetime)
         self._live[request_id] = live
-        self._ended.pop(request_id, None)
         self._do(live, live.state.begin())
         if live.stream.error is not None:
             raise live.stream.error
@@ -222,9 +219,12 @@ class RouterDispatcher:
     ) -> LiveRequest:
         engine_request = request.request
         deadline = self._clock.now() + request.timeout_s
+        last_number = self._recent.last_number(engine_request.request_id)
         return LiveRequest(
             request,
-            RequestState(engine_request, deadline=deadline, rules=self._rules),
+            RequestState(
+                engine_request, deadline=deadline, rules=self._rules, last_number=last_number
+            ),
             RequestStream(
                 engine_request.request_id,
                 lifetime,
@@ -325,8 +325,8 @@ class RouterDispatcher:
         """Tell a worker once to abort what this router does not know; an ended request's worker was
         told when it ended."""
         self.metrics.twin_heard()
-        if update.request_id not in self._ended:
-            self._remember_ended(update.request_id)
+        if update.request_id not in self._recent:
+            self._recent.remember(update.request_id, update.dispatch)
             link.send(AbortRequest(update.request_id, update.dispatch))
 
     def _take_load(self, link: WorkerLink, load: WorkerLoad) -> None:
@@ -346,10 +346,10 @@ class RouterDispatcher:
         live = self._live.get(report.request_id)
         if live is None or report.dispatch != live.state.number or live.decision is None:
             return
-        trace = msgspec.structs.replace(report.trace, attempt=report.dispatch)
+        trace = report.trace
         if trace.decision == "local" and live.decision.reason is Reason.FALLBACK:
             trace = msgspec.structs.replace(trace, decision="fallback")
-        live.stream.report(trace)
+        live.stream.report(trace, live.state.num_dispatches)
 
     # -- what machines want ----------------------------------------------------------------------
 
@@ -381,15 +381,10 @@ class RouterDispatcher:
         self._placement.leave(live)
         if self._live.pop(request_id, None) is not None:
             self._timers.discard(request_id)
-            self._remember_ended(request_id)
+            self._recent.remember(request_id, live.state.number)
             if error is None:
                 self._placement.ended(live)
         live.stream.end(error)
-
-    def _remember_ended(self, request_id: RequestId) -> None:
-        self._ended[request_id] = None
-        if len(self._ended) > _MAX_ENDED:
-            self._ended.popitem(last=False)
 
     # -- time ------------------------------------------------------------------------------------
 

@@ -69,10 +69,11 @@ class Placement:
         assert link is not None  # the views are those of the links
         live.decision = decision
         live.stream.lifetime.stamp(Stamp.DISPATCHED, now)
-        live.sent_at = now if dispatch.number == 1 else None
+        is_first = live.state.num_dispatches == 1
+        live.sent_at = now if is_first else None
         self._join(live, link, decision, now)
         link.send(_start(live, decision, dispatch, now))
-        self._metrics.decided(decision.reason, is_first=dispatch.number == 1)
+        self._metrics.decided(decision.reason, is_first=is_first)
         return live.state.sent(decision.worker_id, now, is_suspect=link.is_suspect)
 
     def leave(self, live: LiveRequest) -> None:
@@ -110,11 +111,13 @@ class Placement:
         request_id = live.request.request_id
         live.link = link
         link.requests.add(request_id)
-        link.pending.add(request_id, 0 if decision.candidates else decision.prefill_tokens, now)
-        if decision.candidates:
-            prefill = self._workers.get(decision.candidates[0].worker_id)
-            assert prefill is not None
-            prefill.pending.add(request_id, decision.prefill_tokens, now)
+        if not decision.reason.is_handoff:
+            link.pending.add(request_id, decision.prefill_tokens, now)
+            return
+        link.pending.add(request_id, 0, now)
+        prefill = self._workers.get(decision.candidates[0].worker_id)
+        assert prefill is not None  # candidates are of the same views
+        prefill.pending.add(request_id, decision.prefill_tokens, now)
 
     def _forget_pending(self, live: LiveRequest) -> None:
         if live.decision is None:

@@ -99,13 +99,26 @@ Effect = TokenUpdate | Dispatch | Abort | End
 
 
 class RequestState:
-    """One request's machine. Every input may come at any time; after the end all are ignored."""
+    """One request's machine. Every input may come at any time; after the end all are ignored.
+
+    Args:
+        request: its `outputs`, if any, are the tokens so far.
+        deadline: when it must have ended.
+        rules: how long trouble is borne.
+        last_number: dispatch number up to which the id was used before; messages up to it are not
+            of this request.
+    """
 
     def __init__(
-        self, request: EngineRequest, *, deadline: float, rules: RetryRules | None = None
+        self,
+        request: EngineRequest,
+        *,
+        deadline: float,
+        rules: RetryRules | None = None,
+        last_number: int = 0,
     ) -> None:
         self.phase = Phase.WAITING
-        self.number = 0
+        self.number = last_number
         self.worker_id: WorkerId | None = None
         self.progress_at = 0.0
         self._rules = rules or RetryRules()
@@ -115,7 +128,8 @@ class RequestState:
             [] for _ in range(num_samples)
         ]
         self._finished = [False] * num_samples
-        self._worker_by_number: list[WorkerId | None] = []
+        self._last_number = last_number
+        self._worker_by_number: dict[int, WorkerId] = {}
         self._told: set[int] = set()
         self._avoid: set[WorkerId] = set()
         self._trouble: Trouble | None = None
@@ -129,6 +143,11 @@ class RequestState:
     def num_output_tokens(self) -> int:
         """Tokens of the longest sample so far."""
         return max(map(len, self._outputs))
+
+    @property
+    def num_dispatches(self) -> int:
+        """Dispatches of this request so far."""
+        return self.number - self._last_number
 
     def due(self) -> float:
         """Return when `tick` is needed next."""
@@ -148,7 +167,7 @@ class RequestState:
     def sent(self, worker_id: WorkerId, now: float, *, is_suspect: bool) -> Sequence[Effect]:
         """The dispatch asked for last is on its way to `worker_id`."""
         self.worker_id = worker_id
-        self._worker_by_number[self.number - 1] = worker_id
+        self._worker_by_number[self.number] = worker_id
         self.phase = Phase.DISPATCHED
         self.progress_at = now
         self._suspect_at = now if is_suspect else None
@@ -165,7 +184,7 @@ class RequestState:
         if refusal is not RefusalReason.AVOIDED:
             missing_prefill = refusal is RefusalReason.NO_PREFILL_WORKER
             self._note(Trouble.NO_PREFILL if missing_prefill else Trouble.NO_WORKER, now)
-        if self.number == 1 or self._is_out_of_patience(now):
+        if self.num_dispatches == 1 or self._is_out_of_patience(now):
             return self._give_up("")
         rules = self._rules
         wait_s = min(rules.max_wait_s, rules.first_wait_s * 2.0**self._num_waits)
@@ -218,10 +237,8 @@ class RequestState:
 
     def stale(self, number: int) -> Sequence[Effect]:
         """A message of a dispatch that was given up: tell that worker once to abort."""
-        if self.phase is Phase.ENDED or not 0 < number <= self.number or number in self._told:
-            return ()
-        worker_id = self._worker_by_number[number - 1]
-        if worker_id is None:
+        worker_id = self._worker_by_number.get(number)
+        if worker_id is None or self.phase is Phase.ENDED or number in self._told:
             return ()
         self._told.add(number)
         return (Abort(worker_id, number),)
@@ -311,7 +328,6 @@ class RequestState:
 
     def _dispatch(self) -> Sequence[Effect]:
         self.number += 1
-        self._worker_by_number.append(None)
         self._retry_at = None
         any_tokens = any(self._outputs)
         outputs = tuple(tuple(tokens) for tokens in self._outputs) if any_tokens else ()

@@ -36,6 +36,7 @@ class RequestStream:
         self._has_ended = False
         self._error: RequestError | None = None
         self._trace: RequestTrace | None = None
+        self._num_dispatches = 0
 
     @property
     def lifetime(self) -> Lifetime:
@@ -93,8 +94,13 @@ class RequestStream:
         self._error = error
         self._news.set()
 
-    def report(self, trace: RequestTrace) -> None:
-        """Take a worker's report; `cached_tokens` stay those of the first one (api.md)."""
-        if self._trace is not None and self._trace.attempt != trace.attempt:
+    def report(self, trace: RequestTrace, num_dispatches: int) -> None:
+        """Take a worker's report.
+
+        `cached_tokens` stay those of the first dispatch that reported: a later one finds its
+        predecessor's blocks. `attempt` counts the dispatches before and the worker's own tries.
+        """
+        if self._trace is not None and num_dispatches != self._num_dispatches:
             trace = msgspec.structs.replace(trace, cached_tokens=self._trace.cached_tokens)
-        self._trace = trace
+        self._num_dispatches = num_dispatches
+        self._trace = msgspec.structs.replace(trace, attempt=num_dispatches - 1 + trace.attempt)

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -82,7 +84,7 @@ class Dispatching(RuleBasedStateMachine):
 
     # -- the router around the machine --
 
-    def do(self, effects: list[Effect] | tuple[Effect, ...]) -> None:
+    def do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
                 case TokenUpdate():
@@ -204,21 +206,21 @@ class Dispatching(RuleBasedStateMachine):
                 self.take(self.update(Job(number, []), sample, min(start, end), end))
 
     def take(self, update: TokenUpdate) -> None:
-        self.do(tuple(self.state.updated(update, self.now)))
+        self.do(self.state.updated(update, self.now))
 
     @rule(reason=st.sampled_from(["overloaded", "wrong_role", "draining", "no_prefill_worker"]))
     def refuse(self, reason: str) -> None:
         """A refusal comes ahead of any token, so only where there was none of this dispatch."""
         if self.state.phase is Phase.DISPATCHED and self.state.worker_id is not None:
             self.end_job()
-            self.do(tuple(self.state.refused(self.state.number, reason, "", self.now)))
+            self.do(self.state.refused(self.state.number, reason, "", self.now))
 
     @rule(rarely=st.integers(0, 9))
     def fail(self, rarely: int) -> None:
         if self.state.worker_id is not None:
             self.end_job()
             number, retriable = self.state.number, rarely > 0
-            self.do(tuple(self.state.failed(number, "x", self.now, retriable=retriable)))
+            self.do(self.state.failed(number, "x", self.now, retriable=retriable))
 
     def end_job(self) -> None:
         assert self.state.worker_id is not None
@@ -229,13 +231,13 @@ class Dispatching(RuleBasedStateMachine):
     @rule(name=workers)
     def die(self, name: WorkerId) -> None:
         self.workers[name] = Worker(is_up=False)
-        self.do(tuple(self.state.stream_lost(name, "killed", self.now)))
+        self.do(self.state.stream_lost(name, "killed", self.now))
 
     @rule(name=workers)
     def come_up(self, name: WorkerId) -> None:
         if not self.workers[name].is_up:
             self.workers[name].is_up = True
-            self.do(tuple(self.state.worker_came_up()))
+            self.do(self.state.worker_came_up())
 
     @rule(name=workers, suspect=st.booleans())
     def heartbeats(self, name: WorkerId, suspect: bool) -> None:
@@ -243,7 +245,7 @@ class Dispatching(RuleBasedStateMachine):
 
     @rule(name=workers)
     def forget(self, name: WorkerId) -> None:
-        self.do(tuple(self.state.disowned(name, self.now)))
+        self.do(self.state.disowned(name, self.now))
 
     @rule(seconds=st.sampled_from([0.01, 0.5, 3.0]))
     def wait(self, seconds: float) -> None:
@@ -254,8 +256,8 @@ class Dispatching(RuleBasedStateMachine):
         for _ in range(100):
             if self.state.phase is Phase.ENDED or self.state.due() > self.now:
                 return
-            self.do(tuple(self.state.tick(self.now)))
-        raise AssertionError("a timer that is due for ever")
+            self.do(self.state.tick(self.now))
+        pytest.fail("a timer that is due for ever")
 
     @precondition(lambda self: not self.ends)
     @rule(sample=samples, rarely=st.integers(0, 4))
@@ -264,12 +266,12 @@ class Dispatching(RuleBasedStateMachine):
             return
         if not self.finished[sample]:
             self.stopped_by_client[sample] = True
-        self.do(tuple(self.state.finish_sample(sample)))
+        self.do(self.state.finish_sample(sample))
 
     @rule(rarely=st.integers(0, 29))
     def client_leaves(self, rarely: int) -> None:
         if rarely == 0:
-            self.do(tuple(self.state.abort()))
+            self.do(self.state.abort())
 
     # -- what always holds --
 

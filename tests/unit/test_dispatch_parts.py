@@ -12,6 +12,7 @@ from core.lifetime import Lifetime, RequestTrace
 from core.request import TokenUpdate
 from router.dispatch.failure import Trouble, error_of
 from router.dispatch.pending_work import SURELY_ARRIVED_S, PendingWork
+from router.dispatch.recent_requests import RecentRequests
 from router.dispatch.timers import Timers
 from router.dispatch.token_stream import RequestStream
 
@@ -137,9 +138,23 @@ def test_abort_and_finish_sample_name_the_request() -> None:
 def test_cached_tokens_are_those_of_the_first_attempt_that_told() -> None:
     stream = Calls().stream
     assert stream.trace is None
-    stream.report(RequestTrace("d0", "disaggregated", attempt=1, cached_tokens=16))
-    final = RequestTrace("d0", "disaggregated", attempt=1, cached_tokens=32, bytes_transferred=9)
-    stream.report(final)
+    stream.report(RequestTrace("d0", "disaggregated", attempt=1, cached_tokens=16), 1)
+    final = RequestTrace("d0", "disaggregated", attempt=2, cached_tokens=32, bytes_transferred=9)
+    stream.report(final, 1)
     assert stream.trace == final
-    stream.report(RequestTrace("d1", "local", attempt=2, cached_tokens=480))
+    stream.report(RequestTrace("d1", "local", attempt=1, cached_tokens=480), 2)
     assert stream.trace == RequestTrace("d1", "local", attempt=2, cached_tokens=32)
+
+
+def test_recent_requests_keep_the_highest_number_and_forget_the_oldest() -> None:
+    recent = RecentRequests()
+    first = RequestId("first")
+    recent.remember(first, 3)
+    recent.remember(first, 2)
+    assert first in recent
+    assert recent.last_number(first) == 3
+    for number in range(4096):
+        recent.remember(RequestId(str(number)), 1)
+    assert first not in recent
+    assert recent.last_number(first) == 0
+    assert RequestId("0") in recent

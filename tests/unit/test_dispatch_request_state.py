@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -165,7 +166,7 @@ def test_back_off_doubles_and_restarts_after_progress() -> None:
         state.unplaced(RefusalReason.NO_WORKER, 0.0, random.Random(1))
         waits.append(state.due())
         state.tick(state.due())
-    doubled = [later / sooner for sooner, later in zip(waits, waits[1:], strict=False)]
+    doubled = [later / sooner for sooner, later in pairwise(waits)]
     assert doubled[:5] == pytest.approx([2.0] * 5)
     assert waits[-1] <= RULES.max_wait_s
     state.sent(W1, 1.0, is_suspect=False)
@@ -283,3 +284,20 @@ def test_a_request_may_begin_with_forced_outputs() -> None:
     assert state.begin() == (Dispatch(1, ((5, 6),), frozenset()),)
     state.sent(W0, 0.0, is_suspect=False)
     assert state.updated(tokens(7, at=2), 1.0) == (tokens(7, at=2),)
+
+
+def test_an_id_used_before_goes_on_counting_and_what_comes_late_is_not_its_own() -> None:
+    request = EngineRequest(R, (1, 2), SamplingParams(n=1, max_tokens=9))
+    state = RequestState(request, deadline=600.0, last_number=4)
+    assert state.begin() == (Dispatch(5, (), frozenset()),)
+    assert state.num_dispatches == 1
+    state.sent(W0, 0.0, is_suspect=False)
+    assert state.updated(tokens(5, dispatch=4), 1.0) == ()
+    assert state.updated(tokens(5, dispatch=5), 1.0) == (tokens(5, dispatch=5),)
+
+
+def test_a_dispatch_that_found_no_worker_leaves_nobody_to_tell() -> None:
+    state = running()
+    state.stream_lost(W0, "reset", 0.0)
+    state.unplaced(RefusalReason.AVOIDED, 0.0, DICE)
+    assert state.updated(tokens(5, dispatch=2), 1.0) == ()
