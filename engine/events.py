@@ -107,6 +107,8 @@ class EngineStats(msgspec.Struct, frozen=True):
         prompt_tokens_computed, prompt_tokens_cached, prompt_tokens_received: by source; they sum to
             the prompt tokens of requests whose prompt is complete.
         prefill_tokens_per_s, decode_step_s: smoothed; None until measured.
+        iteration_tokens: steps by their query tokens, one count for each of
+            `engine.scheduling.counters.ITERATION_TOKENS_BOUNDS` and one for more.
     """
 
     num_running: int
@@ -131,3 +133,5 @@ class EngineStats(msgspec.Struct, frozen=True):
     block_copies: int
     prefill_tokens_per_s: float | None
     decode_step_s: float | None
+    iteration_tokens: tuple[int, ...] = ()
+    iteration_tokens_sum: int = 0
