@@ -72,7 +72,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Transport(Protocol):
-    """Backends: `kv_transfer.nixl.NixlTransport` (default), `kv_transfer.inprocess`."""
+    """Backends: `nixl_transport.NixlTransport` (default), `inprocess.InProcessTransport`."""
 
     @property
     def name(self) -> PeerName:

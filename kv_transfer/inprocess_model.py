@@ -1,0 +1,131 @@
+"""What the in-process fabric is made of: faults, events, ports and the writes between them."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from kv_transfer.transport import Notification, PeerName, Poll, WriteHandle, WriteState
+
+
+class Faults(msgspec.Struct, frozen=True):
+    """What the fabric does to every write. Shares are probabilities from 0 to 1.
+
+    Attributes:
+        min_delay_s, max_delay_s: between a write's events, uniform.
+        loss: a descriptor is lost: the write FAILs, and has no notification.
+        notification_loss: the bytes are in and the writer sees DONE; the target never hears of it.
+        corruption: one byte of a descriptor lands inverted, and nobody is told.
+    """
+
+    min_delay_s: float = 0.0
+    max_delay_s: float = 0.0
+    loss: float = 0.0
+    notification_loss: float = 0.0
+    corruption: float = 0.0
+
+
+class Frozen(enum.Enum):
+    """How a peer stands still; in both ways its own process does nothing."""
+
+    PROCESS = "process"
+    """Hardware goes on moving bytes to it and from it (RDMA)."""
+    ALL = "all"
+    """No byte of it moves; what was under way lands after the thaw (TCP)."""
+
+
+class Kind(enum.StrEnum):
+    """Events of a write's life."""
+
+    POSTED = "posted"
+    LANDED = "landed"
+    CORRUPTED = "corrupted"
+    NOTIFIED = "notified"
+    NOTIFICATION_LOST = "notification_lost"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class FabricEvent(msgspec.Struct, frozen=True, array_like=True):
+    """Something that happened to a write.
+
+    Attributes:
+        index: which descriptor, as posted; -1 where the event is about the whole write.
+    """
+
+    at: float
+    kind: Kind
+    source: PeerName
+    target: PeerName
+    handle: WriteHandle
+    index: int = -1
+
+
+class Registration(msgspec.Struct):
+    """Memory as it was when registered: a fence moves the data away from under it."""
+
+    address: int
+    memory: memoryview
+
+
+class Port:
+    """One agent's end of the fabric. `life` tells agents of one name apart."""
+
+    def __init__(self, name: PeerName, life: int) -> None:
+        self.name = name
+        self.life = life
+        self.is_alive = True
+        self.frozen: Frozen | None = None
+        self.registrations: list[Registration] = []
+        self.arrived: list[Notification] = []
+
+    def memory_at(self, address: int, num_bytes: int) -> memoryview | None:
+        """Return the memory last registered at an address; deregistering stops no late write."""
+        for registration in reversed(self.registrations):
+            offset = address - registration.address
+            if offset >= 0 and offset + num_bytes <= len(registration.memory):
+                return registration.memory[offset : offset + num_bytes]
+        return None
+
+
+class Step(enum.Enum):
+    """What is next in a write's life."""
+
+    LAND = "land"
+    NOTIFY = "notify"
+    COMPLETE = "complete"
+
+
+class Write:
+    """A write under way: descriptors in the order in which they will land, then the rest.
+
+    `captured` are bytes of the next descriptors that had left the source when it was killed;
+    `carries_notification` whether that had left too.
+    """
+
+    def __init__(self, handle: WriteHandle, source: Port, target: Port, tag: bytes) -> None:
+        self.handle = handle
+        self.source = source
+        self.target = target
+        self.tag = tag
+        self.poll = Poll(WriteState.PENDING)
+        self.descriptors: list[Descriptor] = []
+        self.captured: list[bytes] = []
+        self.carries_notification = False
+        self.step = Step.LAND
+
+    def capture(self, num_descriptors: int) -> None:
+        """Keep what the source's kernel had buffered: the next descriptors as they are now, and
+        the notification behind them where there is room."""
+        pending = self.descriptors[:num_descriptors]
+        self.captured = [bytes(descriptor.source) for descriptor in pending]
+        self.carries_notification = num_descriptors > len(self.descriptors)
+
+
+class Descriptor(msgspec.Struct):
+    """One run of bytes: where they are read, and the address that they land at."""
+
+    index: int
+    source: memoryview
+    address: int

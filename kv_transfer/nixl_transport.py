@@ -1,0 +1,199 @@
+"""The default backend: NIXL 1.5 over UCX (CMA or TCP on one host, RDMA between hosts).
+
+Measured, and relied on here: a write's exceptions can come from preparing, posting or polling, and
+all mean FAILED; a peer that is frozen stays PENDING for ever; adding a peer whose name is known
+breaks the pair unless the old one was removed first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from core.errors import FabricError
+from core.memory_region import MemoryRegion
+from kv_transfer.descriptors import check_bounds
+from kv_transfer.nixl_agent import NixlAgent, Request
+from kv_transfer.nixl_bindings import Registration
+from kv_transfer.transport import (
+    Health,
+    Notification,
+    PeerName,
+    Poll,
+    RemoteRegion,
+    Span,
+    WriteHandle,
+    WriteState,
+)
+
+_LARGE_BYTES = 1 << 20
+_DONE = Poll(WriteState.DONE)
+_PENDING = Poll(WriteState.PENDING)
+
+
+class _Write(msgspec.Struct):
+    """A posted write. `request` is None where nothing is left to ask NIXL about."""
+
+    request: Request | None
+    outcome: Poll = _PENDING
+
+
+class NixlTransport:
+    """`kv_transfer.transport.Transport` over one NIXL agent.
+
+    Args:
+        name: the agent's name, ``<worker id>@<boot>``.
+        listen: see `NixlAgent`.
+
+    Raises:
+        FabricError: NIXL or UCX does not start.
+    """
+
+    def __init__(self, name: PeerName, *, listen: str = "127.0.0.1") -> None:
+        self._name = name
+        self._agent = NixlAgent(name, listen=listen)
+        self._region: MemoryRegion | None = None
+        self._base = 0  # where the region was registered; a fence moves it
+        self._registration: Registration | None = None
+        self._peers: set[PeerName] = set()
+        self._connected: set[PeerName] = set()
+        self._writes: dict[WriteHandle, _Write] = {}
+        self._num_writes = 0
+        self._seen: set[str] = set()
+        self._trouble = ""
+
+    @property
+    def name(self) -> PeerName:
+        """This side's agent name."""
+        return self._name
+
+    def register(self, region: MemoryRegion) -> None:
+        """Register the region where it is now, in place of what was registered before."""
+        if self._registration is not None:
+            self._agent.deregister(self._registration)
+            self._registration = None
+        self._registration = self._agent.register(region.address, region.num_bytes)
+        self._region, self._base = region, region.address
+
+    def metadata(self) -> bytes:
+        """Return NIXL's metadata; changes with every `register`."""
+        return self._agent.metadata()
+
+    def add_peer(self, name: PeerName, metadata: bytes) -> None:
+        """Learn a peer, forgetting the one of this name first."""
+        self.remove_peer(name)
+        given = self._agent.load_peer(metadata)
+        if given != name:
+            self._agent.forget_peer(given)
+            msg = f"metadata of {given!r} was given for {name!r}"
+            raise FabricError(msg)
+        self._peers.add(name)
+
+    def remove_peer(self, name: PeerName) -> None:
+        """Forget a peer."""
+        if name in self._peers:
+            self._peers.discard(name)
+            self._connected.discard(name)
+            with contextlib.suppress(FabricError):  # a dead peer cannot be disconnected from
+                self._agent.forget_peer(name)
+
+    def write(
+        self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
+    ) -> WriteHandle:
+        """Post a write; merge neighbours first (`descriptors.merge_neighbours`), descriptors cost.
+
+        Raises:
+            ValueError: a span lies outside its region.
+            FabricError: nothing is registered here.
+        """
+        if self._region is None:
+            msg = "write before register"
+            raise FabricError(msg)
+        check_bounds(local, self._region.num_bytes, "local")
+        check_bounds(target, remote.num_bytes, "target")
+        self._num_writes += 1
+        handle = WriteHandle(self._num_writes)
+        write = self._writes[handle] = _Write(None)
+        if remote.peer not in self._peers:
+            write.outcome = Poll(WriteState.FAILED, f"unknown peer {remote.peer!r}")
+            return handle
+        try:
+            write.request = self._agent.prepare_write(
+                remote.peer,
+                [(self._base + span.offset, span.num_bytes) for span in local],
+                [(remote.address + span.offset, span.num_bytes) for span in target],
+                tag,
+            )
+            if self._agent.post(write.request, tag):
+                self._finish(write, _DONE)
+        except FabricError as error:
+            self._finish(write, Poll(WriteState.FAILED, str(error)))
+        self._note_transport(remote.peer, write, sum(span.num_bytes for span in local))
+        return handle
+
+    def poll(self, handle: WriteHandle) -> Poll:
+        """Return a write's state."""
+        write = self._writes[handle]
+        if write.request is not None:
+            try:
+                if self._agent.is_done(write.request):
+                    self._finish(write, _DONE)
+            except FabricError as error:
+                self._finish(write, Poll(WriteState.FAILED, str(error)))
+        if write.outcome.state is not WriteState.PENDING:
+            del self._writes[handle]
+        return write.outcome
+
+    def notifications(self) -> list[Notification]:
+        """Return what arrived; UCX makes its progress for inbound traffic in here."""
+        try:
+            arrived = self._agent.notifications()
+        except FabricError as error:
+            self._trouble = str(error)
+            return []
+        self._trouble = ""
+        return [
+            Notification(PeerName(peer), payload)
+            for peer, payloads in arrived.items()
+            for payload in payloads
+        ]
+
+    def health(self) -> Health:
+        """Return what was seen so far: "ucx" until a large write to a connected peer told more."""
+        seen = ", ".join(sorted(self._seen))
+        transport = f"ucx ({seen})" if seen else "ucx"
+        return Health(ok=not self._trouble, transport=transport, reason=self._trouble)
+
+    def close(self) -> None:
+        """Destroy the agent."""
+        self._writes.clear()
+        self._agent.close()
+
+    def _finish(self, write: _Write, outcome: Poll) -> None:
+        request, write.request, write.outcome = write.request, None, outcome
+        if request is not None:
+            with contextlib.suppress(
+                FabricError
+            ):  # a failed one may refuse; it dies with the agent
+                self._agent.release(request)
+
+    def _note_transport(self, peer: PeerName, write: _Write, num_bytes: int) -> None:
+        """Tell the transport from how a large write behaved, for UCX does not say.
+
+        One that is complete when posting returns needed no answer of the peer: a copy through the
+        kernel, and CMA is the only such transport in NIXL's wheel. The first to a peer connects.
+        Any other went over a network, which is TCP where there is no RDMA device.
+        """
+        is_first = peer not in self._connected
+        self._connected.add(peer)
+        if is_first or num_bytes < _LARGE_BYTES or write.outcome.state is WriteState.FAILED:
+            return
+        is_network = write.outcome.state is WriteState.PENDING
+        self._seen.add(_network() if is_network else "cma")
+
+
+def _network() -> str:
+    return "rdma or tcp" if Path("/sys/class/infiniband").exists() else "tcp"

@@ -1,0 +1,333 @@
+"""The thread that owns a transport, and the asyncio side's handle on it.
+
+    loop    call(fn), write(...) ---queue--->  thread   fn(transport), post, poll
+    loop    futures, on_notification  <------  thread   one call_soon_threadsafe an iteration
+
+It polls, sleeping `poll_s` between rounds, only while a write is pending or an inbound handoff is
+open (`watch`); otherwise it blocks and takes no processor time. A poll is also what makes a
+transport's progress, for neither backend has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from core.clock import Clock
+from core.errors import FabricError
+from kv_transfer.descriptors import merge_neighbours
+from kv_transfer.transport import (
+    Notification,
+    Poll,
+    RemoteRegion,
+    Span,
+    Transport,
+    WriteHandle,
+    WriteState,
+)
+
+MIN_POLL_S = 50e-6
+"""Shorter sleeps starve the peer on a small machine: spinning made a round trip 12-48 ms."""
+
+_STOPPED = "the fabric stopped"
+
+_T = TypeVar("_T")
+
+
+class WriteOutcome(msgspec.Struct, frozen=True):
+    """How a write ended.
+
+    Attributes:
+        state: DONE or FAILED. FAILED says nothing about whether bytes still land.
+        posted_s: seconds that posting took (on CMA that is the copy).
+        seconds: from the start of posting until the end was seen.
+        num_descriptors: after merging neighbours.
+    """
+
+    state: WriteState
+    reason: str
+    posted_s: float
+    seconds: float
+    num_bytes: int
+    num_descriptors: int
+
+
+class _Write(msgspec.Struct):
+    future: asyncio.Future[WriteOutcome]
+    started: float
+    posted_s: float
+    num_bytes: int
+    num_descriptors: int
+
+    def outcome(self, poll: Poll, now: float) -> WriteOutcome:
+        """Return how it ended, seen at `now`."""
+        return WriteOutcome(
+            state=poll.state,
+            reason=poll.reason,
+            posted_s=self.posted_s,
+            seconds=now - self.started,
+            num_bytes=self.num_bytes,
+            num_descriptors=self.num_descriptors,
+        )
+
+
+class _Job(msgspec.Struct):
+    """Something to run on the thread, and who waits for it."""
+
+    run: Callable[[], None]
+    future: asyncio.Future[Any] | None = None
+
+
+class TransferThread:
+    """Runs a transport on a thread of its own. All methods are called on the loop's thread.
+
+    Args:
+        transport: handed over; nobody else may call it until `stop`.
+        on_notification: called on the loop, in the order of arrival.
+        poll_s: sleep between polls, at least `MIN_POLL_S`.
+        on_outcome: called on the loop with every write's end, before its future resolves, also
+            when that future was cancelled; for metrics.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        on_notification: Callable[[Notification], None],
+        poll_s: float,
+        clock: Clock,
+        on_outcome: Callable[[WriteOutcome], None] | None = None,
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._on_notification = on_notification
+        self._on_outcome = on_outcome
+        self._poll_s = max(poll_s, MIN_POLL_S)
+        self._clock = clock
+        self._wake = threading.Condition()
+        self._jobs: list[_Job] = []  # guarded by _wake, as are the next two
+        self._num_watched = 0
+        self._is_stopping = False
+        self._pending: dict[WriteHandle, _Write] = {}  # the thread's own, as is the next
+        self._replies: list[Callable[[], None]] = []
+        self._ended = loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; once."""
+        self._thread.start()
+
+    def call(self, function: Callable[[Transport], _T]) -> asyncio.Future[_T]:
+        """Run `function(transport)` on the thread, in the order of calls.
+
+        The future gets its result or exception; `FabricError` after the thread ended.
+        """
+        future: asyncio.Future[_T] = self._loop.create_future()
+
+        def job() -> None:
+            try:
+                result = function(self._transport)
+            except Exception as error:  # noqa: BLE001 - it goes to whoever awaits the future
+                self._reply(_set_exception, future, error)
+            else:
+                self._reply(_set_result, future, result)
+
+        self._submit(job, future)
+        return future
+
+    def write(
+        self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
+    ) -> asyncio.Future[WriteOutcome]:
+        """Post a write; the future resolves with its end, DONE or FAILED, and has no deadline.
+
+        Cancelling the future does not cancel the write: its source blocks stay held. An exception
+        in it means that nothing was posted (spans that do not match or lie outside their region).
+        """
+        future: asyncio.Future[WriteOutcome] = self._loop.create_future()
+
+        def job() -> None:
+            started = self._clock.now()
+            try:
+                here, there = merge_neighbours(local, target)
+                handle = self._transport.write(remote, here, there, tag)
+            except (ValueError, FabricError) as error:
+                self._reply(_set_exception, future, error)
+                return
+            self._pending[handle] = _Write(
+                future=future,
+                started=started,
+                posted_s=self._clock.now() - started,
+                num_bytes=sum(span.num_bytes for span in here),
+                num_descriptors=len(here),
+            )
+
+        self._submit(job, future)
+        return future
+
+    def watch(self) -> None:
+        """An inbound handoff opened: poll for notifications. Balanced by `unwatch`."""
+        with self._wake:
+            self._num_watched += 1
+            self._wake.notify()
+
+    def unwatch(self) -> None:
+        """An inbound handoff ended."""
+        with self._wake:
+            assert self._num_watched > 0, "unwatch without watch"
+            self._num_watched -= 1
+
+    async def renew(self, make: Callable[[], Transport]) -> None:
+        """Destroy the transport and go on with a new one (which its owner registers anew).
+
+        Afterwards no write reads our memory any more; those pending end as FAILED. `make` runs on
+        the thread and may take a while (NIXL: 0.5 s).
+        """
+
+        def replace(_: Transport) -> None:
+            self._close("the agent was destroyed")
+            self._transport = make()
+
+        await self.call(replace)
+
+    async def stop(self, *, destroy: bool = True) -> None:
+        """End the thread; pending writes end as FAILED. Idempotent.
+
+        Args:
+            destroy: close the transport too, on its thread; else it is the caller's again, and its
+                writes may still read our memory.
+        """
+        if self._thread.ident is None:
+            if destroy:
+                self._transport.close()
+            return
+        if not self._is_stopping:
+            with self._wake:
+                if destroy:
+                    self._jobs.append(_Job(lambda: self._close(_STOPPED)))
+                self._is_stopping = True
+                self._wake.notify()
+        await asyncio.shield(self._ended)
+        self._thread.join()
+
+    # --- shared -----------------------------------------------------------------------------------
+
+    def _submit(self, job: Callable[[], None], future: asyncio.Future[Any]) -> None:
+        if self._is_stopping or self._ended.done():
+            future.set_exception(FabricError(_STOPPED))
+            return
+        with self._wake:
+            self._jobs.append(_Job(job, future))
+            self._wake.notify()
+
+    # --- on the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        crash: Exception | None = None
+        try:
+            while self._iterate():
+                pass
+            self._fail_pending(_STOPPED)
+        except Exception as error:  # noqa: BLE001 - reported to the loop's handler below
+            crash = error
+            self._fail_pending(f"the transfer thread failed: {error!r}")
+        self._reply(self._end, crash)
+        self._flush()
+
+    def _iterate(self) -> bool:
+        """Wait until there is something to do, do it, deliver. Return whether to go on."""
+        jobs, is_watched, is_stopping = self._next_round()
+        for job in jobs:
+            job.run()
+        self._poll_writes()
+        if is_watched or self._pending:
+            for notification in self._transport.notifications():
+                self._reply(self._on_notification, notification)
+        self._flush()
+        return not is_stopping
+
+    def _next_round(self) -> tuple[list[_Job], bool, bool]:
+        with self._wake:
+            if not self._jobs and not self._is_stopping:
+                is_polling = bool(self._pending or self._num_watched)
+                self._wake.wait(self._poll_s if is_polling else None)
+            jobs, self._jobs = self._jobs, []
+            return jobs, self._num_watched > 0, self._is_stopping
+
+    def _poll_writes(self) -> None:
+        for handle in list(self._pending):
+            poll = self._transport.poll(handle)
+            if poll.state is not WriteState.PENDING:
+                self._finish(handle, poll)
+
+    def _finish(self, handle: WriteHandle, poll: Poll) -> None:
+        write = self._pending.pop(handle)
+        outcome = write.outcome(poll, self._clock.now())
+        if self._on_outcome is not None:
+            self._reply(self._on_outcome, outcome)
+        self._reply(_set_result, write.future, outcome)
+
+    def _fail_pending(self, reason: str) -> None:
+        for handle in list(self._pending):
+            self._finish(handle, Poll(WriteState.FAILED, reason))
+
+    def _close(self, reason: str) -> None:
+        self._transport.close()
+        self._fail_pending(reason)
+
+    def _reply(self, function: Callable[..., None], *args: object) -> None:
+        self._replies.append(lambda: function(*args))
+
+    def _flush(self) -> None:
+        """Deliver all replies of one round with one wake-up of the loop."""
+        if not self._replies:
+            return
+        replies, self._replies = self._replies, []
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, replies)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """The loop was closed without `stop`: nobody is left to tell; write nothing any more."""
+        self._pending.clear()
+        self._transport.close()
+        with self._wake:
+            self._is_stopping = True
+
+    # --- back on the loop -------------------------------------------------------------------------
+
+    def _deliver(self, replies: list[Callable[[], None]]) -> None:
+        for reply in replies:
+            try:
+                reply()
+            except Exception as error:  # noqa: BLE001 - one callback's fault must not lose the rest
+                message = "a callback of the transfer thread failed"
+                self._loop.call_exception_handler({"message": message, "exception": error})
+
+    def _end(self, crash: Exception | None) -> None:
+        with self._wake:
+            jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            if job.future is not None:
+                _set_exception(job.future, FabricError("the transfer thread failed"))
+        self._ended.set_result(None)
+        if crash is not None:
+            message = "the transfer thread failed"
+            self._loop.call_exception_handler({"message": message, "exception": crash})
+
+
+def _set_result(future: asyncio.Future[_T], result: _T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
