@@ -7,7 +7,7 @@ argmax over tokens of (score + g) with g = -log(-log(u)) is a draw from softmax(
     g    = -log_f32(-log_f32(u))              in [LEAST_NOISE, LARGEST_NOISE]
 
 so the token at a position depends on (logits, seed, sample index, position) and on nothing else:
-not on the batch, the device, or where the prompt was computed. Equal sums go to the lowest token id.
+not on the batch, the device, or where the prompt was computed. Equal sums go to the lowest id.
 """
 
 from __future__ import annotations

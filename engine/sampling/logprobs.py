@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from core.request import TokenLogprobs
+from engine.sampling.read_back import floats, table
 
 
 class PendingLogprobs(NamedTuple):
@@ -33,24 +34,26 @@ def log_probabilities(logits: Tensor, rows: list[int]) -> Tensor:
     return torch.log_softmax(logits[rows], dim=-1)
 
 
-def pick(table: Tensor, rows: list[int], num_top: list[int], token_ids: Tensor) -> PendingLogprobs:
+def pick(
+    log_probs: Tensor, rows: list[int], num_top: list[int], token_ids: Tensor
+) -> PendingLogprobs:
     """Pick the chosen tokens' and the most likely ones.
 
     Args:
-        table: from `log_probabilities`.
+        log_probs: from `log_probabilities`.
         rows: the same.
         num_top: alternatives asked for, one a row.
         token_ids: int64, the sampled tokens of all rows.
     """
-    chosen = table.gather(1, token_ids[rows][:, None])[:, 0]
-    top, top_ids = table.topk(min(max(num_top), table.shape[1]), dim=1)
+    chosen = log_probs.gather(1, token_ids[rows][:, None])[:, 0]
+    top, top_ids = log_probs.topk(min(max(num_top), log_probs.shape[1]), dim=1)
     return PendingLogprobs(tuple(rows), tuple(num_top), chosen, top_ids, top)
 
 
 def to_host(pending: PendingLogprobs) -> dict[int, TokenLogprobs]:
     """Wait for the device and return the values by row."""
-    chosen = pending.chosen.tolist()
-    top_ids, top = pending.top_ids.tolist(), pending.top.tolist()
+    chosen = floats(pending.chosen)
+    top_ids, top = table(pending.top_ids), table(pending.top)
     return {
         row: TokenLogprobs(chosen[i], tuple(top_ids[i][:count]), tuple(top[i][:count]))
         for i, (row, count) in enumerate(zip(pending.rows, pending.num_top, strict=True))

@@ -1,0 +1,110 @@
+"""What the executor keeps of each slot: small facts on the host, tokens and tables on the device.
+
+The device's copy is what steps read, so that "the last token of slot s" and the number of accepted
+drafts need not be known to the host when the next step is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from core.ids import BlockId, SlotId
+from core.kv_layout import KvLayout
+from engine.executor.interface import NewBlocks, SlotAdded, StepPlan, TableEdit
+from engine.sampling.slot_sampling import SlotSampling, resolve
+
+
+class Slot:
+    """Host facts of one sequence.
+
+    Attributes:
+        length: computed positions; an upper bound while drafts are not yet verified.
+        table: block ids, as on the device.
+        finite_to: positions below hold finite numbers in every block of the table: computed, or
+            zeroed in the tail of a partial block.
+    """
+
+    def __init__(self, added: SlotAdded, sampling: SlotSampling) -> None:
+        self.sampling = sampling
+        self.sample_index = added.sample_index
+        self.num_prompt = added.num_prompt
+        self.return_hidden = added.return_hidden
+        self.length = added.num_computed
+        self.finite_to = 0
+        self.table: list[BlockId] = []
+
+
+class SlotState:
+    """Slots by id, updated in place by each plan's delta.
+
+    Args:
+        num_slots: ids are below.
+        max_tokens: tokens that a sequence may reach.
+        layout: for the block size.
+        device: of the tensors.
+    """
+
+    def __init__(
+        self, num_slots: int, max_tokens: int, layout: KvLayout, device: torch.device
+    ) -> None:
+        self.by_id: dict[SlotId, Slot] = {}
+        self._num_slots = num_slots
+        self._device = device
+        self.max_tokens = max_tokens
+        self.token_ids = torch.zeros((num_slots, max_tokens), dtype=torch.int64, device=device)
+        num_blocks = layout.blocks_for(max_tokens)
+        self.tables = torch.zeros((num_slots, num_blocks), dtype=torch.int64, device=device)
+        self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Apply the plan's slots, new blocks and table edits, in this order."""
+        for slot in plan.removed:
+            del self.by_id[slot]
+        for added in plan.added:
+            self._add(added)
+        for new in plan.new_blocks:
+            self._append(new)
+        for edit in plan.table_edits:
+            self._edit(edit)
+
+    def _add(self, added: SlotAdded) -> None:
+        if not 0 <= added.slot < self._num_slots or added.slot in self.by_id:
+            msg = f"slot {added.slot}: must be free and below {self._num_slots}"
+            raise ValueError(msg)
+        if not added.num_computed < len(added.token_ids) <= self.max_tokens:
+            msg = (
+                f"slot {added.slot}: {len(added.token_ids)} tokens, {added.num_computed} computed; "
+                f"at most {self.max_tokens} tokens, and at least one to compute"
+            )
+            raise ValueError(msg)
+        slot = Slot(added, resolve(added.sampling, self._device))
+        self.by_id[added.slot] = slot
+        tokens = torch.tensor(added.token_ids, device=self._device)
+        self.token_ids[added.slot, : len(added.token_ids)] = tokens
+        self.lengths[added.slot] = added.num_computed
+        (table,) = added.block_tables
+        self._extend(added.slot, table)
+
+    def _append(self, new: NewBlocks) -> None:
+        _check_group(new.group)
+        self._extend(new.slot, new.block_ids)
+
+    def _extend(self, slot_id: SlotId, block_ids: Sequence[BlockId]) -> None:
+        table = self.by_id[slot_id].table
+        first = len(table)
+        table += block_ids
+        ids = torch.tensor(block_ids, dtype=torch.int64, device=self._device)
+        self.tables[slot_id, first : len(table)] = ids
+
+    def _edit(self, edit: TableEdit) -> None:
+        _check_group(edit.group)
+        self.by_id[edit.slot].table[edit.index] = edit.block_id
+        self.tables[edit.slot, edit.index] = edit.block_id
+
+
+def _check_group(group: int) -> None:
+    if group:
+        msg = f"KV group {group}: this model has one group, 0"
+        raise ValueError(msg)

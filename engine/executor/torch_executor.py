@@ -1,0 +1,230 @@
+"""The executor that computes: steps in torch, on the CPU or on a device, by the same code.
+
+    submit   apply the delta -> rows -> indices -> forward pass     (queued on a device)
+    sample   draw tokens, append them, advance or roll back lengths (queued)
+    collect  wait, read tokens back
+
+Nothing between submit and collect reads a value from the device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.clock import Clock, SystemClock
+from core.config import EngineConfig
+from core.ids import SlotId
+from core.kv_layout import KvLayout
+from core.memory_region import MemoryRegion
+from engine.executor.compiled_program import CompiledProgram, Inputs, Outputs
+from engine.executor.interface import Handle, SlotWork, StepPlan, StepResult
+from engine.executor.pending_step import PendingStep, advance, read_results
+from engine.executor.slot_state import SlotState
+from engine.executor.step_inputs import StepInputs, build_inputs
+from engine.executor.step_rows import arrange
+from engine.kernels.cpu_features import cpu_flags, instruction_set, weights_dtype
+from engine.kernels.paged_kv import PagedKv
+from engine.kernels.reference import ReferenceKernels
+from engine.kernels.rope import rope_tables
+from engine.models.llama import compile_program
+from engine.models.spec import ModelSpec
+from engine.models.weights import load_weights
+from engine.sampling.sampler import SampleRow, Sequences, sample
+
+
+class TorchExecutor:
+    """Implements `engine.executor.interface.Executor`.
+
+    Args:
+        spec: what `read_spec(path)` returned.
+        path: a Hugging Face directory or a GGUF file.
+        config: weights, slots, threads, device.
+        layout: of the blocks.
+        region: holds them; views follow its moves.
+        num_blocks: blocks in the region.
+
+    Attributes:
+        clock: measures steps.
+        on_signal: called with the layer index once this step's keys and values of it are written.
+
+    Raises:
+        ModelError: the weights do not fit the spec.
+        ValueError: the layout is one that the kernels cannot address.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        path: Path,
+        config: EngineConfig,
+        layout: KvLayout,
+        region: MemoryRegion,
+        num_blocks: int,
+    ) -> None:
+        self._device = torch.device(config.device)
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.on_signal: Callable[[int], None] | None = None
+        self._layout = layout
+        self.clock: Clock = SystemClock()
+        self._pool = PagedKv(layout, region, num_blocks)
+        flags = cpu_flags()
+        weights = weights_dtype(config.weights, self._device, flags)
+        self._kernels = ReferenceKernels(weights, self._pool.dtype, self._device)
+        with torch.inference_mode():
+            self._program = CompiledProgram(
+                compile_program(spec), self._kernels, load_weights(spec, path), self._device
+            )
+        max_tokens = min(spec.max_positions, num_blocks * layout.block_size) + 1
+        self._slots = SlotState(config.max_slots, max_tokens, layout, self._device)
+        self._rope = rope_tables(max_tokens, spec.head_dim, spec.rope_theta, self._device)
+        self._steps: deque[PendingStep] = deque()
+        self._next = 0
+        kv = layout.layers[0].dtype.value
+        name = "f32" if weights == torch.float32 else "bf16"
+        self._numerics = (
+            f"torch-{torch.__version__}/{self._device.type}-{instruction_set(flags)}/"
+            f"weights-{name}/kv-{kv}/tp-1"
+        )
+
+    @property
+    def layout(self) -> KvLayout:
+        """Layout of the blocks it reads and writes."""
+        return self._layout
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that its region holds."""
+        return self._pool.num_blocks
+
+    @property
+    def numerics(self) -> str:
+        """Id of everything that can change a token."""
+        return self._numerics
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> Handle:
+        """Apply the delta and run (on a device: launch) the forward pass."""
+        started = self.clock.now()
+        inputs, outputs = self._forward(plan)
+        slots = [self._slots.by_id[work.slot] for work in plan.work]
+        self._steps.append(PendingStep(plan, slots, inputs, outputs, started))
+        return Handle(plan.number)
+
+    @torch.inference_mode()
+    def sample(self, handle: Handle, masks: Mapping[SlotId, Any] | None = None) -> None:
+        """Draw the step's tokens and advance its slots."""
+        step = self._steps[-1]
+        if step.plan.number != handle or step.is_sampled:
+            msg = f"sample({handle}): step {step.plan.number} is the one to sample, once"
+            raise ValueError(msg)
+        if step.outputs is not None:
+            step.sampled = sample(
+                step.outputs.logits[step.inputs.selected_of_entry],
+                self._sample_rows(step.inputs, masks or {}),
+                Sequences(
+                    token_ids=self._slots.token_ids,
+                    slots=step.inputs.entry_slots,
+                    num_prompt=step.inputs.entry_num_prompt,
+                    positions=step.inputs.entry_positions,
+                    longest=step.inputs.rows.longest,
+                ),
+            )
+        advance(step, self._slots)
+
+    def collect(self, handle: Handle) -> StepResult:
+        """Wait for the oldest step."""
+        step = self._steps.popleft()
+        if step.plan.number != handle or not step.is_sampled:
+            msg = f"collect({handle}): step {step.plan.number} is the oldest, and must be sampled"
+            raise ValueError(msg)
+        results = read_results(step)
+        return StepResult(step.plan.number, results, self.clock.now() - step.started)
+
+    @torch.inference_mode()
+    def logits_of(self, plan: StepPlan) -> Tensor:
+        """Run a plan that samples nothing; return all rows' logits instead (for oracles).
+
+        The same program on the same rows as `submit`, but every row is selected.
+
+        Returns:
+            float32 [query tokens, vocab_size], in the order of the plan's work.
+        """
+        inputs, outputs = self._forward(plan, select_all=True)
+        assert outputs is not None
+        slots = [self._slots.by_id[work.slot] for work in plan.work]
+        advance(PendingStep(plan, slots, inputs, None, 0.0), self._slots)
+        order = {item.slot: index for index, item in enumerate(plan.work)}
+        rank = torch.tensor([order[SlotId(slot)] for slot in inputs.rows.slots])
+        return outputs.logits[torch.sort(rank, stable=True).indices]
+
+    def close(self) -> None:
+        """Drop weights, slots and views; the region stays its owner's."""
+        self._steps.clear()
+        del self._program, self._slots, self._pool
+
+    def _forward(
+        self, plan: StepPlan, *, select_all: bool = False
+    ) -> tuple[StepInputs, Outputs | None]:
+        if plan.number != self._next:
+            msg = f"plan {plan.number}: {self._next} is the next, without gaps"
+            raise ValueError(msg)
+        if self._steps and not self._steps[-1].is_sampled:
+            msg = f"plan {plan.number}: step {self._steps[-1].plan.number} was not sampled yet"
+            raise ValueError(msg)
+        self._next += 1
+        self._pool.refresh()
+        self._slots.apply(plan)
+        self._pool.zero(plan.zeroes)
+        for copy in plan.copies:
+            self._pool.copy(copy.source, copy.target)
+        self._zero_tails(plan.work)
+        lengths = {item.slot: self._slots.by_id[item.slot].length for item in plan.work}
+        rows = arrange(plan.work, lengths, self._layout.block_size)
+        inputs = build_inputs(
+            rows, self._slots, self._pool, self._rope, self._kernels.attention_dtype
+        )
+        selected = inputs.selected
+        if select_all:
+            selected = torch.arange(len(rows.slots), device=self._device)
+        outputs = None
+        if rows.slots:
+            outputs = self._program.run(
+                Inputs(inputs.token_ids, inputs.batch, self._pool, selected, self.on_signal)
+            )
+        return inputs, outputs
+
+    def _zero_tails(self, work: Sequence[SlotWork]) -> None:
+        """Zero what follows a slot's last position in its block, once a block.
+
+        Attention reads whole blocks and gives those positions the weight zero, which is harmless
+        only if they are finite. Memory that was just allocated, received or copied may not be.
+        """
+        block_size = self._layout.block_size
+        for item in work:
+            slot = self._slots.by_id[item.slot]
+            end = slot.length + item.num_query
+            if end > slot.finite_to:
+                if end % block_size:
+                    self._pool.zero_tail(slot.table[end // block_size], end % block_size)
+                slot.finite_to = -(-end // block_size) * block_size
+
+    def _sample_rows(self, inputs: StepInputs, masks: Mapping[SlotId, Any]) -> list[SampleRow]:
+        allowed = {
+            slot: torch.as_tensor(mask, dtype=torch.bool, device=self._device)
+            for slot, mask in masks.items()
+        }
+        return [
+            SampleRow(
+                sampling=self._slots.by_id[slot].sampling,
+                sample_index=sample_index,
+                allowed=allowed.get(slot),
+            )
+            for slot, sample_index in inputs.entries
+        ]
