@@ -35,7 +35,7 @@ class Component:
 
     def __init__(self, spec: ComponentSpec, *, clock: Clock, log_file: Path | None = None) -> None:
         self.name = spec.name
-        self.ready: asyncio.Future[Readiness] = asyncio.get_running_loop().create_future()
+        self.ready = asyncio.Event()  # set once, by the first life
         self._command = spec.command
         self._clock = clock
         self._log_file = log_file
@@ -48,8 +48,8 @@ class Component:
             UsageError: the first life refused to start for a user's slip.
             StartFailure: the first life did not become ready.
         """
-        readiness = await self._start()
-        self.ready.set_result(readiness)
+        await self._start()
+        self.ready.set()
         back_off = BackOff()
         while True:
             started = self._clock.now()
@@ -83,7 +83,7 @@ class Component:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    async def _start(self) -> Readiness:
+    async def _start(self) -> None:
         reading, writing = os.pipe()
         try:
             await self._spawn(writing)
@@ -101,7 +101,7 @@ class Component:
         report = parse(line)
         if isinstance(report, Readiness):
             say(describe(report))
-            return report
+            return
         self.kill()  # a child that closed its pipe has nothing more to say
         code = await self._wait()
         if isinstance(report, StartRefused):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from typing import Any
 
 import msgspec
@@ -65,8 +65,8 @@ def ask(client: ApiClient, model: str, *, through_fabric: bool, clock: Clock) ->
     return FirstAnswer(text="".join(texts).strip(), path=path, ttft_s=first - sent)
 
 
-def wait_until_ready(client: ApiClient, *, timeout_s: float, clock: Clock) -> None:
-    """Return when the router says that it could serve; blocking.
+async def wait_until_ready(client: ApiClient, *, timeout_s: float, clock: Clock) -> None:
+    """Return when the router says that it could serve.
 
     Raises:
         DovetailError: it still could not after `timeout_s`.
@@ -74,12 +74,12 @@ def wait_until_ready(client: ApiClient, *, timeout_s: float, clock: Clock) -> No
     deadline = clock.now() + timeout_s
     while True:
         try:
-            client.get("/health/ready", _Health)
+            await asyncio.to_thread(client.get, "/health/ready", _Health)
         except (ApiRefusal, Unreachable) as error:
             if clock.now() > deadline:
                 msg = f"the router sees no worker that could serve: {error}"
                 raise DovetailError(msg) from None
-            time.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_S)
         else:
             return
 

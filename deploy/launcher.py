@@ -22,7 +22,7 @@ import msgspec
 from core.clock import Clock
 from core.config import Config
 from core.environment import temporary_directory
-from core.errors import DovetailError
+from core.errors import DovetailError, UsageError
 from deploy.address import claim_port, reachable_url
 from deploy.api_client import ApiClient
 from deploy.component import Component
@@ -89,7 +89,7 @@ class Launcher:
                     tasks.create_task(self._etcd.keep_alive(), name="etcd")
                 for component in components:
                     tasks.create_task(component.keep_alive(), name=component.name)
-                await asyncio.gather(*(component.ready for component in components))
+                await asyncio.gather(*(component.ready.wait() for component in components))
                 await self._prove(started)
         except* DovetailError as group:
             raise _first_leaf(group) from None
@@ -150,9 +150,7 @@ class Launcher:
         client = ApiClient(
             reachable_url(http.host, http.port), api_key=api.keys[0] if api.keys else ""
         )
-        await asyncio.to_thread(
-            wait_until_ready, client, timeout_s=DISCOVERY_TIMEOUT_S, clock=self._clock
-        )
+        await wait_until_ready(client, timeout_s=DISCOVERY_TIMEOUT_S, clock=self._clock)
         model = await asyncio.to_thread(client.model)
         through_fabric = self._options.num_prefill > 0
         answer = await asyncio.to_thread(
@@ -193,8 +191,7 @@ async def run_up(
     """
     port = claim_port(config.http.host, config.http.port)
     config = msgspec.structs.replace(config, http=msgspec.structs.replace(config.http, port=port))
-    if options.log_directory is not None:
-        options.log_directory.mkdir(parents=True, exist_ok=True)
+    _make_log_directory(options.log_directory)
     with RunDirectory(temporary_directory()) as run_directory:
         launcher = Launcher(
             config, options, run_directory=run_directory.path, clock=clock, program=program
@@ -215,6 +212,16 @@ async def run_up(
     serving.result()
     complain("the cluster ended by itself")  # unreachable while `serve` keeps its promise
     return 1
+
+
+def _make_log_directory(directory: Path | None) -> None:
+    if directory is None:
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"--log-dir {directory}: {error.strerror}"
+        raise UsageError(msg) from None
 
 
 def _first_leaf(group: BaseExceptionGroup[DovetailError]) -> DovetailError:

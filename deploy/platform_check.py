@@ -1,4 +1,4 @@
-"""Says in one line why Dovetail cannot run here. Parses and runs on every Python 3."""
+"""Says in one line why Dovetail cannot run here. Parses and runs from Python 3.7 on."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Readiness(msgspec.Struct, frozen=True, tag="ready"):
         address: host:port that it serves on; the router's is a URL.
         fabric: a worker's transport backend ("nixl").
         transport: what the backend uses, where it tells ("ucx (cma)").
-        model: name of the served model.
+        model: name of the served model, where it adds something.
     """
 
     name: str
@@ -66,7 +66,9 @@ def parse(line: bytes) -> Report | None:
 
 
 def describe(ready: Readiness) -> str:
-    """Return the line that a person reads: name, pid, address and, for workers, the fabric."""
+    """Return the line that a person reads: name, pid, address, and what else is known."""
     line = f"{ready.name:<12} ready  pid {ready.pid:<8} {ready.address}"
-    details = ", ".join(part for part in (ready.fabric, ready.transport) if part)
-    return f"{line}  over {details}" if details else line
+    if ready.model:
+        line += f"  serves {ready.model}"
+    fabric = ", ".join(part for part in (ready.fabric, ready.transport) if part)
+    return f"{line}  over {fabric}" if fabric else line
