@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -75,6 +76,17 @@ def test_signal_stops_router_before_workers_and_leaves_nothing(
     assert stopped[0] == "stop router"
     assert sorted(stopped[1:]) == ["stop decode-0", "stop prefill-0", "stop prefill-1"]
     assert launched.out[-1] == "stopped"
+    launched.assert_nothing_left()
+
+
+def test_terminals_ctrl_c_reaches_the_launcher_alone(start: Start, tmp_path: Path) -> None:
+    launched = start()
+    launched.wait_for("^ready ")
+    os.killpg(launched.process.pid, signal.SIGINT)  # as a terminal does: the whole group
+    assert launched.wait() == 0
+    assert launched.err == [], "a child was interrupted too"
+    stopped = [line for line in journal(tmp_path) if line.startswith("stop")]
+    assert stopped[0] == "stop router"
     launched.assert_nothing_left()
 
 
