@@ -145,6 +145,7 @@ class PrefixWatch:
         while True:
             await asyncio.sleep(POLL_S)
             current = await self._client.get(self._world_key)
+            world = world or (current.value if current else None)  # the first worker makes it
             if (current.value if current else None) != world:
                 _log.info("etcd lost its data, or another took its place: listing again")
                 return

@@ -57,7 +57,7 @@ class RegistrationHandle:
 
     @property
     def record(self) -> WorkerRecord:
-        """What is, or will be, registered; its `registration` is that of the last entry."""
+        """What is, or will be, registered; its `registration` is that of the last attempt."""
         return self._record
 
     @property
@@ -136,7 +136,8 @@ class RegistrationHandle:
         lease = await self._living_lease()
         predecessor = await self._client.get(self._key)
         last = _registration_of(predecessor)
-        record = msgspec.structs.replace(
+        # Counted before it is known to be there: a write without an answer may have happened
+        record = self._record = msgspec.structs.replace(
             self._record, registration=max(last, self._record.registration) + 1
         )
         revision = await self._client.transaction(
@@ -146,7 +147,6 @@ class RegistrationHandle:
         if revision is None:
             msg = f"the entry of {record.worker_id} changed meanwhile"
             raise ControlPlaneError(msg)
-        self._record = msgspec.structs.replace(self._record, registration=record.registration)
         self._revision = revision
         self._is_superseded = False
         self._registered.set()
