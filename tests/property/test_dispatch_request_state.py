@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -37,7 +38,7 @@ from router.dispatch.request_state import (
 from router.policy.decision import RefusalReason
 
 REQUEST = RequestId("r")
-LENGTHS = (7, 4)
+LENGTHS = (40, 25)
 DEADLINE = 100.0
 WORKERS = [WorkerId("w0"), WorkerId("w1"), WorkerId("w2")]
 workers = st.sampled_from(WORKERS)
@@ -79,7 +80,7 @@ class Dispatching(RuleBasedStateMachine):
         self.ends: list[RequestError | None] = []
         sampling = SamplingParams(n=len(LENGTHS), max_tokens=max(LENGTHS))
         request = EngineRequest(REQUEST, (1, 2, 3), sampling)
-        self.state = RequestState(request, deadline=DEADLINE, rules=RetryRules(max_lost=6))
+        self.state = RequestState(request, deadline=DEADLINE, rules=RetryRules(max_lost=9))
         self.do(self.state.begin())
 
     # -- the router around the machine --
@@ -129,7 +130,7 @@ class Dispatching(RuleBasedStateMachine):
         elif abort.number in worker.jobs:
             worker.jobs[abort.number].running[abort.sample_index] = False
 
-    # -- what may happen --
+    # -- what may happen; half of the rules make progress, so that trouble meets every state --
 
     @rule(sample=samples, count=st.integers(1, 3))
     def compute(self, sample: int, count: int) -> None:
@@ -139,113 +140,89 @@ class Dispatching(RuleBasedStateMachine):
                 start = job.done[sample]
                 end = min(LENGTHS[sample], start + count)
                 if job.running[sample]:
-                    worker.stream.append(self.update(job, sample, start, end))
+                    worker.stream.append(self.update(job.number, sample, start, end))
                     job.done[sample] = end
                     job.running[sample] = end < LENGTHS[sample]
 
-    def update(self, job: Job, sample: int, start: int, end: int) -> TokenUpdate:
+    def update(self, number: int, sample: int, start: int, end: int) -> TokenUpdate:
         return TokenUpdate(
             request_id=REQUEST,
             sample_index=sample,
-            dispatch=job.number,
+            dispatch=number,
             start_index=start,
             token_ids=tuple(oracle(sample, index) for index in range(start, end)),
             finish_reason=FinishReason.LENGTH if end == LENGTHS[sample] else None,
         )
 
-    @rule(order=st.permutations(WORKERS), count=st.integers(1, 4))
+    @rule(order=st.permutations(WORKERS), count=st.integers(1, 3))
     def deliver(self, order: list[WorkerId], count: int) -> None:
         for name in order:
             stream = self.workers[name].stream
             for _ in range(min(count, len(stream))):
                 self.take(stream.popleft())
 
-    @rule(back=st.integers(0, 4), extra=st.integers(1, 2))
-    def repeat(self, back: int, extra: int) -> None:
-        """The current worker says tokens again, with some new ones."""
-        job = self.current_job()
-        if job is not None:
-            for sample in range(len(LENGTHS)):
-                known = len(self.got[sample])
-                end = min(LENGTHS[sample], known + extra)
-                if job.running[sample] and not self.workers_stream():
-                    self.take(self.update(job, sample, max(0, known - back), end))
-                    job.done[sample] = max(job.done[sample], end)
-                    job.running[sample] = job.done[sample] < LENGTHS[sample]
-
-    @rule(rarely=st.integers(0, 3))
-    def lose_a_message(self, rarely: int) -> None:
-        """What streams never do: a gap must be seen, never be skipped."""
-        stream = self.workers_stream()
-        if stream and rarely == 0:
-            stream.popleft()
-
-    @rule(sample=st.sampled_from([-1, 0, 1, 2]), reason=st.sampled_from(list(FinishReason)))
-    def speak_nonsense(self, sample: int, reason: FinishReason) -> None:
-        """A sample that is not there, an end before known tokens, an end that nobody asked for."""
-        job = self.current_job()
-        if job is not None and (not 0 <= sample < len(LENGTHS) or self.got[sample]):
-            self.take(TokenUpdate(REQUEST, sample, job.number, 0, (), (), reason))
-
-    def current_job(self) -> Job | None:
-        if self.state.worker_id is None:
-            return None
-        return self.workers[self.state.worker_id].jobs.get(self.state.number)
-
-    def workers_stream(self) -> deque[TokenUpdate]:
-        if self.state.worker_id is None:
-            return deque()
-        return self.workers[self.state.worker_id].stream
-
-    @rule(name=workers, sample=samples, start=st.integers(0, 8), count=st.integers(0, 3))
-    def thawed_twin_speaks(self, name: WorkerId, sample: int, start: int, count: int) -> None:
-        """A worker that was given up says again, or late, what it computed of its dispatch."""
-        for number in range(1, self.state.number):
-            end = min(LENGTHS[sample], start + count)
-            if (name, number) in self.told:
-                self.take(self.update(Job(number, []), sample, min(start, end), end))
-
     def take(self, update: TokenUpdate) -> None:
         self.do(self.state.updated(update, self.now))
 
-    @rule(reason=st.sampled_from(["overloaded", "wrong_role", "draining", "no_prefill_worker"]))
-    def refuse(self, reason: str) -> None:
-        """A refusal comes ahead of any token, so only where there was none of this dispatch."""
-        if self.state.phase is Phase.DISPATCHED and self.state.worker_id is not None:
-            self.end_job()
-            self.do(self.state.refused(self.state.number, reason, "", self.now))
+    @rule(sample=samples, count=st.integers(1, 3))
+    def compute_and_deliver(self, sample: int, count: int) -> None:
+        self.compute(sample, count)
+        self.deliver(WORKERS, 9)
 
-    @rule(rarely=st.integers(0, 9))
-    def fail(self, rarely: int) -> None:
-        if self.state.worker_id is not None:
-            self.end_job()
-            number, retriable = self.state.number, rarely > 0
-            self.do(self.state.failed(number, "x", self.now, retriable=retriable))
+    @rule(
+        kind=st.sampled_from(["repeat", "lose", "nonsense", "twin"]),
+        sample=samples,
+        back=st.integers(0, 9),
+        count=st.integers(0, 3),
+    )
+    def messages_go_wrong(self, kind: str, sample: int, back: int, count: int) -> None:
+        start = max(0, len(self.got[sample]) - back)
+        end = min(LENGTHS[sample], start + count)
+        number, name = self.state.number, self.state.worker_id
+        if kind == "twin":  # says on, or late, its own tokens of a dispatch that was given up
+            for stale in range(1, number + (name is None)):
+                late = self.update(stale, sample, start, end)
+                self.take(msgspec.structs.replace(late, token_ids=(-1,) * len(late.token_ids)))
+        elif name is None:
+            return
+        elif kind == "repeat" and end <= len(self.got[sample]):
+            self.take(self.update(number, sample, start, end))
+        elif kind == "lose" and self.workers[name].stream:  # a gap must be seen, never skipped
+            self.workers[name].stream.popleft()
+        elif kind == "nonsense":
+            reason = [FinishReason.STOP, FinishReason.ERROR, FinishReason.ABORT][back % 3]
+            nobodys = sample if back < 5 else len(LENGTHS)
+            if nobodys != sample or len(self.got[sample]) > 0:
+                self.take(TokenUpdate(REQUEST, nobodys, number, 0, (), (), reason))
 
-    def end_job(self) -> None:
-        assert self.state.worker_id is not None
-        worker = self.workers[self.state.worker_id]
-        worker.jobs.pop(self.state.number, None)
-        worker.stream.clear()  # what was sent before came before
-
-    @rule(name=workers)
-    def die(self, name: WorkerId) -> None:
-        self.workers[name] = Worker(is_up=False)
-        self.do(self.state.stream_lost(name, "killed", self.now))
-
-    @rule(name=workers)
-    def come_up(self, name: WorkerId) -> None:
-        if not self.workers[name].is_up:
+    @rule(
+        kind=st.sampled_from(["die", "up", "suspect", "recover", "disown", "refuse", "fail"]),
+        name=workers,
+        reason=st.sampled_from(["overloaded", "wrong_role", "draining", "no_prefill_worker"]),
+        count=st.integers(0, 9),
+    )
+    def workers_go_wrong(self, kind: str, name: WorkerId, reason: str, count: int) -> None:
+        number, is_current = self.state.number, name == self.state.worker_id
+        if kind == "die":
+            self.workers[name] = Worker(is_up=False)
+            self.do(self.state.stream_lost(name, "killed", self.now))
+        elif kind == "up" and not self.workers[name].is_up:
             self.workers[name].is_up = True
             self.do(self.state.worker_came_up())
+        elif kind in ("suspect", "recover"):
+            self.state.suspect(name, self.now, suspect=kind == "suspect")
+        elif kind == "disown":
+            self.do(self.state.disowned(name, self.now))
+        elif kind == "refuse" and is_current and self.state.phase is Phase.DISPATCHED:
+            self.end_job(name)  # a refusal comes ahead of any token
+            self.do(self.state.refused(number, reason, "", self.now))
+        elif kind == "fail" and is_current:
+            self.end_job(name)
+            self.do(self.state.failed(number, "x", self.now, retriable=count > 0))
 
-    @rule(name=workers, suspect=st.booleans())
-    def heartbeats(self, name: WorkerId, suspect: bool) -> None:
-        self.state.suspect(name, self.now, suspect=suspect)
-
-    @rule(name=workers)
-    def forget(self, name: WorkerId) -> None:
-        self.do(self.state.disowned(name, self.now))
+    def end_job(self, name: WorkerId) -> None:
+        self.workers[name].jobs.pop(self.state.number, None)
+        self.workers[name].stream.clear()
 
     @rule(seconds=st.sampled_from([0.01, 0.5, 3.0]))
     def wait(self, seconds: float) -> None:
@@ -260,18 +237,13 @@ class Dispatching(RuleBasedStateMachine):
         pytest.fail("a timer that is due for ever")
 
     @precondition(lambda self: not self.ends)
-    @rule(sample=samples, rarely=st.integers(0, 4))
-    def client_stops_a_sample(self, sample: int, rarely: int) -> None:
-        if rarely:
-            return
-        if not self.finished[sample]:
-            self.stopped_by_client[sample] = True
-        self.do(self.state.finish_sample(sample))
-
-    @rule(rarely=st.integers(0, 29))
-    def client_leaves(self, rarely: int) -> None:
-        if rarely == 0:
+    @rule(sample=samples, kind=st.integers(0, 29))
+    def client_has_enough(self, sample: int, kind: int) -> None:
+        if kind == 0:
             self.do(self.state.abort())
+        elif kind < 4 and not self.finished[sample]:
+            self.stopped_by_client[sample] = True
+            self.do(self.state.finish_sample(sample))
 
     # -- what always holds --
 
@@ -309,5 +281,5 @@ class Dispatching(RuleBasedStateMachine):
             assert self.ends == [None]
 
 
-Dispatching.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Dispatching.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 TestRequestState = Dispatching.TestCase
