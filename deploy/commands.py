@@ -63,8 +63,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _up(arguments: argparse.Namespace) -> int:
     config = _config(arguments, defaults={"log.level": "warning"})
-    options = _up_options(arguments, config)
     _warn_of_exposure(config)
+    options = _up_options(arguments, config)
 
     # Imported here, as in all commands: what a command does not use costs it no time.
     from deploy.launcher import run_up  # noqa: PLC0415

@@ -75,9 +75,9 @@ async def wait_until_ready(client: ApiClient, *, timeout_s: float, clock: Clock)
     while True:
         try:
             await asyncio.to_thread(client.get, "/health/ready", _Health)
-        except (ApiRefusal, Unreachable) as error:
+        except (ApiRefusal, Unreachable):
             if clock.now() > deadline:
-                msg = f"the router sees no worker that could serve: {error}"
+                msg = f"the router found no worker that could serve within {timeout_s:g} s"
                 raise DovetailError(msg) from None
             await asyncio.sleep(_POLL_S)
         else:
@@ -97,7 +97,7 @@ def _path(answer: FirstAnswer) -> str:
         return f"not shown (router.debug_headers is off); {ttft}"
     decode = path.get("decode_worker")
     if path.get("prefill_worker") is None:
-        return f"{decode} alone; {ttft}"
+        return f"{decode} alone ({path.get('decision', 'reason unknown')}); {ttft}"
     blocks = path.get("blocks_transferred", 0)
     moved = f"{blocks} KV block{'' if blocks == 1 else 's'}"
     num_bytes = path.get("bytes_transferred")

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from typing import TextIO
 
 
 def say(line: str = "", *, end: str = "\n") -> None:
     """Write to stdout at once; a reader who left (`| head`) is no reason to stop a cluster."""
-    with contextlib.suppress(OSError):
-        sys.stdout.write(line + end)
-        sys.stdout.flush()
+    _write(sys.stdout, line + end)
 
 
 def complain(message: str) -> None:
     """Write `dovetail: message` to stderr, always one line."""
+    _write(sys.stderr, f"dovetail: {' '.join(message.split())}\n")
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:  # Python's value for a descriptor that was closed from the start
+        return
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"dovetail: {' '.join(message.split())}\n")
-        sys.stderr.flush()
+        stream.write(text)
+        stream.flush()

@@ -28,7 +28,10 @@ from deploy.welcome import READY, welcome
             {"prefill_worker": "p", "decode_worker": "d", "blocks_transferred": 0},
             "p -> 0 KV blocks -> d; first token after 250 ms",
         ),
-        ({"decode_worker": "colocated-0"}, "colocated-0 alone; first token after 250 ms"),
+        (
+            {"decode_worker": "colocated-0", "decision": "colocated"},
+            "colocated-0 alone (colocated); first token after 250 ms",
+        ),
         (None, "not shown (router.debug_headers is off); first token after 250 ms"),
     ],
 )
