@@ -100,6 +100,10 @@ class Dispatcher(Protocol):
         """Return requests in flight."""
         ...
 
+    def cluster_status(self) -> dict[str, object]:
+        """Return what `/status` shows (workers, blocks by state, requests by state), JSON-ready."""
+        ...
+
     def cancel(self, request_id: RequestId) -> None:
         """Abort by id; unknown ids are ignored."""
         ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
@@ -61,7 +61,7 @@ class ChatTemplate:
         names.setdefault("documents", None)
         try:
             return self._template.render(names)
-        except Exception as error:  # noqa: BLE001 - a template's code can raise anything at all
+        except Exception as error:  # a template's code can raise anything at all
             msg = f"messages: the model's chat template cannot render them: {error}"
             raise RequestError(msg, param="messages", code="chat_template_error") from error
 
@@ -87,7 +87,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
         extensions=[_GenerationTag, loopcontrols],
     )
     environment.filters["tojson"] = _tojson
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    names: dict[str, object] = {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+    }
+    cast("dict[str, object]", environment.globals).update(names)
     return environment
 
 

@@ -61,7 +61,6 @@ class WindowDetokenizer:
     decoders treat the first token of a text (its leading space) specially.
     """
 
-
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens

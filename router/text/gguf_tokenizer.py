@@ -122,8 +122,9 @@ def _add_tokens(tokenizer: Tokenizer, tokens: Sequence[str], kinds: Sequence[int
     pairs = list(zip(tokens, kinds, strict=False))
     special = [_added(token, special=True) for token, kind in pairs if kind == _CONTROL]
     plain = [_added(token, special=False) for token, kind in pairs if kind == _USER_DEFINED]
-    tokenizer.add_special_tokens(special)
-    tokenizer.add_tokens(plain)
+    # The stubs of `tokenizers` leave these lists untyped.
+    tokenizer.add_special_tokens(special)  # pyright: ignore[reportUnknownMemberType]
+    tokenizer.add_tokens(plain)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _added(token: str, *, special: bool) -> AddedToken:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from tokenizers import Tokenizer
@@ -75,7 +75,7 @@ def _eos_ids(
     listed = _read_json(path / "generation_config.json").get("eos_token_id")
     if listed is None:
         listed = config.get("eos_token_id")
-    ids.update(listed if isinstance(listed, list) else [listed])
+    ids.update(cast("list[int]", listed) if isinstance(listed, list) else [listed])
     return tuple(sorted(index for index in ids if isinstance(index, int)))
 
 

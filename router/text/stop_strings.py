@@ -51,9 +51,7 @@ class StopMatcher:
         return held
 
     def _first_match(self, text: str) -> tuple[int, str | None]:
-        found = [
-            (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
-        ]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if not found:
             return 0, None
         end, _, stop = min(found)

@@ -1,4 +1,4 @@
-"""Byte-level BPE's alphabet: every byte has one printable character (GPT-2, Radford et al. 2019)."""
+"""Byte-level BPE's alphabet: one printable character a byte (GPT-2, Radford et al. 2019)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,242 @@
+"""The fields that chat and text completions share."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from core.sampling_params import SamplingParams
+from router.api.fields import FieldReader, refuse, refuse_unsupported
+
+MAX_SAMPLES = 128
+MAX_STOP_STRINGS = 64
+MAX_ALTERNATIVES = 20
+"""OpenAI's bound on `top_logprobs`, vLLM's default `max_logprobs`."""
+
+_MAX_BAD_WORDS = 1024
+_MAX_BIAS = 100
+_MIN_SEED, _MAX_SEED = -(1 << 63), (1 << 64) - 1
+
+_WITHOUT_EFFECT = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+    "prediction",
+    "spaces_between_special_tokens",
+)
+
+_UNSUPPORTED: Mapping[str, Sequence[object]] = {
+    "echo": (False,),
+    "prompt_logprobs": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "allowed_token_ids": (),
+    "logits_processors": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structural_tag": (),
+    "return_tokens_as_token_ids": (False,),
+}
+"""Known fields, each with the values (besides null and empty) that change nothing."""
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """What validation must know of the model.
+
+    Attributes:
+        size: ids are below it.
+        eos_token_ids: ids that end a generation.
+    """
+
+    size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class GenerationParams(msgspec.Struct, frozen=True):
+    """How to generate and how to answer, for every prompt of one HTTP request.
+
+    Attributes:
+        sampling: complete but for `max_tokens`, which needs the prompt's length (`fit_to_context`).
+            Its `n` is the number of samples to generate, its seed is drawn where none was given.
+        n: choices to return; fewer than `sampling.n` with `best_of`.
+        max_tokens: as given, None where it was not.
+        bad_words: words whose tokens are to be banned.
+        logprobs: alternatives to return; None: no logprobs at all.
+        ignored: unknown fields, by name.
+    """
+
+    model: str | None
+    sampling: SamplingParams
+    n: int
+    max_tokens: int | None
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    stop: tuple[str, ...]
+    bad_words: tuple[str, ...]
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    truncate_prompt_tokens: int | None
+    return_token_ids: bool
+    logprobs: int | None
+    cache_salt: str
+    priority: int
+    ignored: tuple[str, ...] = ()
+
+
+def read_params(
+    reader: FieldReader, vocabulary: Vocabulary, *, logprobs: int | None
+) -> GenerationParams:
+    """Read the shared fields; the caller reads its own and sets `ignored`.
+
+    Args:
+        logprobs: alternatives that the caller's own field asks for, None for no logprobs.
+
+    Raises:
+        RequestError: 400; names the field, its value and what would be right.
+    """
+    reader.accept(_WITHOUT_EFFECT)
+    reader.refuse_effect(_UNSUPPORTED)
+    n = reader.integer("n", 1, MAX_SAMPLES) or 1
+    best_of = _read_best_of(reader, n)
+    max_tokens = _read_max_tokens(reader)
+    stream = reader.boolean("stream", default=False)
+    if stream and best_of > n:
+        refuse("best_of", best_of, f"equal to n ({n}) when stream is true")
+    include_usage, continuous_usage = _read_stream_options(reader, stream=stream)
+    asks_logprobs = logprobs is not None or best_of > n
+    sampling = _read_sampling(
+        reader, vocabulary, n=best_of, logprobs=(logprobs or 0) if asks_logprobs else None
+    )
+    if max_tokens is not None and sampling.min_tokens > max_tokens:
+        refuse("min_tokens", sampling.min_tokens, f"at most max_tokens ({max_tokens})")
+    return GenerationParams(
+        model=reader.text("model"),
+        sampling=sampling,
+        n=n,
+        max_tokens=max_tokens,
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        stop=reader.texts("stop", max_items=MAX_STOP_STRINGS),
+        bad_words=reader.texts("bad_words", max_items=_MAX_BAD_WORDS),
+        include_stop_str_in_output=reader.boolean("include_stop_str_in_output", default=False),
+        skip_special_tokens=reader.boolean("skip_special_tokens", default=True),
+        truncate_prompt_tokens=_read_truncation(reader),
+        return_token_ids=reader.boolean("return_token_ids", default=False),
+        logprobs=logprobs,
+        cache_salt=_read_cache_salt(reader),
+        priority=reader.integer("priority", -(1 << 31), (1 << 31) - 1) or 0,
+    )
+
+
+def _read_best_of(reader: FieldReader, n: int) -> int:
+    best_of = reader.integer("best_of", 1, MAX_SAMPLES)
+    if best_of is not None and best_of < n:
+        refuse("best_of", best_of, f"at least n ({n})")
+    return best_of or n
+
+
+def _read_max_tokens(reader: FieldReader) -> int | None:
+    max_tokens = reader.integer("max_tokens", 1)
+    newer = reader.integer("max_completion_tokens", 1)
+    if max_tokens is not None and newer is not None and max_tokens != newer:
+        refuse("max_completion_tokens", newer, f"equal to max_tokens ({max_tokens}) if both come")
+    return newer if max_tokens is None else max_tokens
+
+
+def _read_stream_options(reader: FieldReader, *, stream: bool) -> tuple[bool, bool]:
+    given = reader.mapping("stream_options")
+    if given and not stream:
+        refuse("stream_options", given, "left out unless stream is true")
+    options = FieldReader(given, "stream_options.")
+    include_usage = options.boolean("include_usage", default=False)
+    continuous_usage = options.boolean("continuous_usage_stats", default=False)
+    return include_usage, include_usage and continuous_usage
+
+
+def _read_sampling(
+    reader: FieldReader, vocabulary: Vocabulary, *, n: int, logprobs: int | None
+) -> SamplingParams:
+    return SamplingParams(
+        n=n,
+        min_tokens=reader.integer("min_tokens", 0) or 0,
+        temperature=reader.number("temperature", 1.0, 0, 2),
+        top_k=max(0, reader.integer("top_k", -1) or 0),
+        top_p=reader.number("top_p", 1.0, 0, 1, above_low=True),
+        min_p=reader.number("min_p", 0.0, 0, 1),
+        repetition_penalty=reader.number("repetition_penalty", 1.0, 0, math.inf, above_low=True),
+        presence_penalty=reader.number("presence_penalty", 0.0, -2, 2),
+        frequency_penalty=reader.number("frequency_penalty", 0.0, -2, 2),
+        logit_bias=_read_logit_bias(reader, vocabulary.size),
+        stop_token_ids=reader.token_ids("stop_token_ids", vocabulary.size) or (),
+        eos_token_ids=vocabulary.eos_token_ids,
+        ignore_eos=reader.boolean("ignore_eos", default=False),
+        logprobs=logprobs,
+        seed=_read_seed(reader),
+    )
+
+
+def _read_seed(reader: FieldReader) -> int:
+    """A missing seed is drawn here, so that a request's tokens are a function of its own fields."""
+    seed = reader.integer("seed", _MIN_SEED, _MAX_SEED)
+    return secrets.randbits(64) if seed is None else seed & _MAX_SEED
+
+
+def _read_logit_bias(reader: FieldReader, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    biases: list[tuple[int, float]] = []
+    for key, value in reader.mapping("logit_bias").items():
+        if not (key.isascii() and key.isdigit() and int(key) < vocab_size):
+            refuse("logit_bias", {key: value}, f"keyed by token ids from 0 to {vocab_size - 1}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            refuse("logit_bias", {key: value}, "an object of numbers")
+        if not -_MAX_BIAS <= value <= _MAX_BIAS:
+            refuse("logit_bias", {key: value}, f"between -{_MAX_BIAS} and {_MAX_BIAS}")
+        biases.append((int(key), float(value)))
+    return tuple(biases)
+
+
+def _read_truncation(reader: FieldReader) -> int | None:
+    keep = reader.integer("truncate_prompt_tokens", -1)
+    if keep == 0:
+        refuse("truncate_prompt_tokens", keep, "at least 1, or -1 for what the context holds")
+    return keep
+
+
+def _read_cache_salt(reader: FieldReader) -> str:
+    salt = reader.text("cache_salt")
+    if salt == "":
+        refuse("cache_salt", salt, "a string that is not empty")
+    return salt or ""
+
+
+def ban_words(sampling: SamplingParams, ids_by_word: Mapping[str, Sequence[int]]) -> SamplingParams:
+    """Ban words of one token each, by the strongest bias there is.
+
+    Args:
+        ids_by_word: token ids of each word as it would be generated.
+
+    Raises:
+        RequestError: 400; a word takes several tokens, and only their sequence would be bad.
+    """
+    banned: set[int] = set()
+    for word, token_ids in ids_by_word.items():
+        if len(token_ids) != 1:
+            refuse_unsupported("bad_words", [word])
+        banned.update(token_ids)
+    kept = tuple(pair for pair in sampling.logit_bias if pair[0] not in banned)
+    bans = tuple((token_id, -float(_MAX_BIAS)) for token_id in sorted(banned))
+    return msgspec.structs.replace(sampling, logit_bias=kept + bans)

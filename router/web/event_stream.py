@@ -1,0 +1,51 @@
+"""Server-sent events on plain ASGI: nothing leaves before the first event, or 15 s of silence."""
+
+from __future__ import annotations
+
+import asyncio
+
+from core.clock import Clock
+from router.web.asgi import Headers, Send
+
+_COMMENT = b": the model is working\n\n"
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream:
+    """One stream. Its head goes out with its first bytes, so that a refusal keeps its status.
+
+    Args:
+        silence_s: after so long without an event, comment lines keep proxies from closing.
+    """
+
+    def __init__(self, send: Send, clock: Clock, silence_s: float, headers: Headers = ()) -> None:
+        self._send = send
+        self._clock = clock
+        self._silence_s = silence_s
+        self._headers = [*_HEADERS, *headers]
+        self._last = clock.now()
+        self.has_started = False
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send whole events; `last` ends the stream."""
+        self._last = self._clock.now()
+        if not self.has_started:
+            self.has_started = True
+            await self._send(
+                {"type": "http.response.start", "status": 200, "headers": self._headers}
+            )
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def keep_alive(self) -> None:
+        """Send comment lines into silence until cancelled."""
+        while True:
+            silent_for = self._clock.now() - self._last
+            if silent_for >= self._silence_s:
+                await self.write(_COMMENT)
+            else:
+                await asyncio.sleep(self._silence_s - silent_for)

@@ -1,0 +1,193 @@
+"""One HTTP request's generations, one a prompt, as one stream of deltas.
+
+    prompts -> Dispatcher.start (one stream each) -> updates -> Sample -> (choice index, Delta)...
+
+Whatever happens, `close` ends every stream, so that workers free what they hold for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from core.errors import RequestError
+from core.lifetime import Duration, RequestTrace, Stamp
+from core.request import FinishReason, TokenUpdate
+from router.api.answers import Delta, Usage
+from router.dispatch.interface import TokenStream
+from router.web.context import ApiContext
+from router.web.prepare import Prepared
+from router.web.sample import Sample
+
+Deltas = list[tuple[int, Delta]]
+"""(choice index, what it got); choices are numbered through all prompts."""
+
+_Arrival = tuple[int, Sequence[TokenUpdate] | None, Exception | None]
+
+
+class Generation:
+    """Starts every prompt; iterate `deltas` to its end, then `close` (after an error too).
+
+    Attributes:
+        samples: one a choice.
+
+    Raises:
+        RequestError: not all prompts could be started; those that were are ended again.
+    """
+
+    def __init__(self, context: ApiContext, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self._clock = context.clock
+        self._metrics = context.metrics.of_model(prepared.model.name)
+        self._num_samples = prepared.params.sampling.n
+        self.samples = [
+            Sample(context.text, prepared.params, request.request.sampling)
+            for request in prepared.requests
+            for _ in range(self._num_samples)
+        ]
+        self._open = set(range(len(prepared.requests)))
+        self._started: set[int] = set()
+        self._streams: list[TokenStream] = []
+        try:
+            for request, lifetime in zip(prepared.requests, prepared.lifetimes, strict=True):
+                self._streams.append(context.dispatcher.start(request, lifetime))
+        except RequestError:
+            self.close(FinishReason.ERROR)
+            raise
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether every sample has its finish reason."""
+        return not self._open
+
+    def usage(self) -> Usage:
+        """Return the tokens so far."""
+        traces = self.traces()
+        return Usage(
+            prompt_tokens=self.prepared.num_prompt_tokens,
+            completion_tokens=sum(sample.num_tokens for sample in self.samples),
+            cached_tokens=sum(trace.cached_tokens for trace in traces if trace is not None),
+        )
+
+    def traces(self) -> list[RequestTrace | None]:
+        """Return each prompt's path, None where no worker told it yet."""
+        return [stream.trace for stream in self._streams]
+
+    async def deltas(self) -> AsyncGenerator[Deltas, None]:
+        """Yield what comes together, until every sample has ended.
+
+        Raises:
+            RequestError: a prompt cannot be finished.
+        """
+        if len(self._streams) == 1:
+            async for updates in self._streams[0]:
+                yield self._take(0, updates)
+                if self.has_finished:
+                    return
+            self._require_end(0)
+            return
+        async for prompt_index, updates in self._merged():
+            yield self._take(prompt_index, updates)
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, Sequence[TokenUpdate]], None]:
+        """A task a prompt reads its stream into one queue; its end, or its error, comes last."""
+        arrivals: asyncio.Queue[_Arrival] = asyncio.Queue()
+
+        async def pump(prompt_index: int) -> None:
+            try:
+                async for updates in self._streams[prompt_index]:
+                    arrivals.put_nowait((prompt_index, updates, None))
+            except Exception as error:  # noqa: BLE001 - raised again where the queue is read
+                arrivals.put_nowait((prompt_index, None, error))
+            else:
+                arrivals.put_nowait((prompt_index, None, None))
+
+        pumps = [asyncio.create_task(pump(at)) for at in range(len(self._streams))]
+        try:
+            while self._open:
+                prompt_index, updates, error = await arrivals.get()
+                if error is not None:
+                    raise error
+                if updates is None:
+                    self._require_end(prompt_index)
+                else:
+                    yield prompt_index, updates
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    def _require_end(self, prompt_index: int) -> None:
+        if prompt_index in self._open:
+            msg = "the generation ended before it was complete"
+            raise RequestError(msg, status=500, code="generation_failed")
+
+    def _take(self, prompt_index: int, updates: Sequence[TokenUpdate]) -> Deltas:
+        now = self._clock.now()
+        base = prompt_index * self._num_samples
+        stream = self._streams[prompt_index]
+        deltas: Deltas = []
+        for update in updates:
+            _refuse_failure(update)
+            index = base + update.sample_index
+            sample = self.samples[index]
+            delta = sample.feed(update)
+            if delta is None:
+                continue
+            if update.token_ids:
+                self._observe_arrival(prompt_index, sample, now)
+            if sample.ended_by_text:
+                stream.finish_sample(update.sample_index)
+            deltas.append((index, delta))
+        samples = self.samples[base : base + self._num_samples]
+        if prompt_index in self._open and all(one.finish_reason for one in samples):
+            self._end(prompt_index, samples[0].finish_reason or FinishReason.STOP)
+        return deltas
+
+    def _observe_arrival(self, prompt_index: int, sample: Sample, now: float) -> None:
+        if sample.last_arrival is None:
+            self._observe_first(prompt_index, now)
+        else:
+            self._metrics.inter_token.observe(now - sample.last_arrival)
+        sample.last_arrival = now
+
+    def _observe_first(self, prompt_index: int, now: float) -> None:
+        if prompt_index in self._started:
+            return  # its other samples' first tokens
+        self._started.add(prompt_index)
+        lifetime = self.prepared.lifetimes[prompt_index]
+        lifetime.stamp(Stamp.FIRST_TOKEN, now)
+        seconds = lifetime.seconds(Duration.TTFT)
+        if seconds is not None:
+            self._metrics.ttft.observe(seconds)
+
+    def _end(self, prompt_index: int, reason: FinishReason) -> None:
+        """A prompt is over: let go of it, and count it once."""
+        self._open.discard(prompt_index)
+        lifetime = self.prepared.lifetimes[prompt_index]
+        lifetime.stamp(Stamp.FINISHED, self._clock.now())
+        self._metrics.ended(reason)
+        if prompt_index >= len(self._streams):
+            return
+        self._streams[prompt_index].abort()
+        base = prompt_index * self._num_samples
+        request = self.prepared.requests[prompt_index].request
+        generated = [one.num_tokens for one in self.samples[base : base + self._num_samples]]
+        self._metrics.observe_sizes(request.sampling, len(request.prompt), generated)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._metrics.observe_times(lifetime, self._streams[prompt_index].trace)
+
+    def close(self, reason: FinishReason) -> None:
+        """End what is still open, for this reason; idempotent."""
+        for prompt_index in sorted(self._open):
+            self._end(prompt_index, reason)
+
+
+def _refuse_failure(update: TokenUpdate) -> None:
+    """A failed generation is never a 200: workers' `error` and a foreign `abort` are errors."""
+    if update.finish_reason is FinishReason.ERROR:
+        msg = "the generation failed on its worker"
+        raise RequestError(msg, status=500, code="generation_failed")
+    if update.finish_reason is FinishReason.ABORT:
+        msg = "the generation was cancelled"
+        raise RequestError(msg, status=503, code="generation_cancelled")

@@ -1,0 +1,148 @@
+"""From a validated body to what the dispatcher takes: template, token ids, limits, ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from core.block_hash import namespace_of
+from core.errors import RequestError
+from core.ids import RequestId
+from core.lifetime import Lifetime
+from core.request import EngineRequest
+from router.api.answers import CHAT, COMPLETION, Shape
+from router.api.context import COMPLETION_MAX_TOKENS, fit_to_context, truncate_prompt
+from router.api.generation_params import GenerationParams, ban_words
+from router.api.requests import ChatRequest, CompletionRequest, Prompt
+from router.dispatch.interface import Disaggregate, GenerateRequest, ServedModel
+from router.web.context import ApiContext
+
+
+class Wishes(msgspec.Struct, frozen=True):
+    """What the debug headers say."""
+
+    disaggregate: Disaggregate = Disaggregate.AUTO
+    trace: bool = False
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """One HTTP request, ready to start.
+
+    Attributes:
+        requests: one a prompt.
+        lifetimes: one a prompt, ARRIVED stamped.
+    """
+
+    shape: Shape
+    params: GenerationParams
+    model: ServedModel
+    requests: tuple[GenerateRequest, ...]
+    lifetimes: tuple[Lifetime, ...]
+    wishes: Wishes
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(request.request.prompt) for request in self.requests)
+
+
+def check_model(asked: str | None, model: ServedModel) -> None:
+    """Refuse another model with 404; a request without one means the served one."""
+    if asked is not None and asked != model.name:
+        msg = f"model = {asked!r}: is not served here; {model.name!r} is"
+        raise RequestError(msg, status=404, param="model", code="model_not_found")
+
+
+async def prompts_of(
+    context: ApiContext, request: ChatRequest | CompletionRequest
+) -> list[tuple[int, ...]]:
+    """Render and tokenize.
+
+    Raises:
+        RequestError: 400; the chat template refused the messages.
+    """
+    prompts: Sequence[Prompt]
+    if isinstance(request, ChatRequest):
+        rendered = context.text.render_chat(
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            variables=request.template_variables,
+        )
+        prompts = [rendered]
+    else:
+        prompts = request.prompts
+    return [await _token_ids(context, one, request.add_special_tokens) for one in prompts]
+
+
+async def _token_ids(
+    context: ApiContext, prompt: Prompt, add_special_tokens: bool
+) -> tuple[int, ...]:
+    if isinstance(prompt, tuple):
+        return prompt
+    encode = context.text.encode
+    ids = await context.off_loop(len(prompt), encode, prompt, add_special_tokens=add_special_tokens)
+    return tuple(ids)
+
+
+async def prepare(
+    context: ApiContext,
+    request: ChatRequest | CompletionRequest,
+    wishes: Wishes,
+    request_ids: Sequence[RequestId],
+    lifetimes: Sequence[Lifetime],
+) -> Prepared:
+    """Return the requests to start.
+
+    Args:
+        request_ids: one a prompt, each free.
+        lifetimes: one a prompt.
+
+    Raises:
+        RequestError: 404 for another model, 400 for a prompt that is empty or does not fit.
+    """
+    model = context.model()
+    params = request.params
+    check_model(params.model, model)
+    if params.bad_words:
+        banned = ban_words(params.sampling, _bad_word_ids(context, params.bad_words))
+        params = msgspec.structs.replace(params, sampling=banned)
+    is_chat = isinstance(request, ChatRequest)
+    default_max = None if is_chat else COMPLETION_MAX_TOKENS
+    limit = model.max_model_len
+    prompts = [
+        truncate_prompt(prompt, params, max_model_len=limit)
+        for prompt in await prompts_of(context, request)
+    ]
+    requests = tuple(
+        GenerateRequest(
+            request=EngineRequest(
+                request_id=request_id,
+                prompt=prompt,
+                sampling=fit_to_context(
+                    params, len(prompt), max_model_len=limit, default_max=default_max
+                ),
+                namespace=namespace_of(cache_salt=params.cache_salt),
+                priority=params.priority,
+            ),
+            timeout_s=context.config.router.request_timeout_s,
+            disaggregate=wishes.disaggregate,
+        )
+        for request_id, prompt in zip(request_ids, prompts, strict=True)
+    )
+    shape = CHAT if is_chat else COMPLETION
+    return Prepared(shape, params, model, requests, tuple(lifetimes), wishes)
+
+
+def _bad_word_ids(context: ApiContext, words: Sequence[str]) -> Mapping[str, Sequence[int]]:
+    """Each word as it stands at the beginning, and after a space where that is another token (as
+    vLLM bans them)."""
+    ids_by_word: dict[str, Sequence[int]] = {}
+    for word in words:
+        bare = word.lstrip()
+        ids = context.text.encode(bare, add_special_tokens=False)
+        ids_by_word[bare] = ids
+        spaced = context.text.encode(" " + bare, add_special_tokens=False)
+        if len(spaced) == len(ids) and spaced[0] != ids[0]:
+            ids_by_word[" " + bare] = spaced
+    return ids_by_word
