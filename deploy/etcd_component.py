@@ -43,9 +43,14 @@ class EtcdComponent:
 
         Raises:
             UsageError: the wheel is missing.
-            ControlPlaneError: it does not come up.
+            ControlPlaneError: it does not come up; with its last words, since its log may lie in a
+                directory that is about to be removed.
         """
-        await self._server.start()
+        try:
+            await self._server.start()
+        except ControlPlaneError as error:
+            msg = f"{error}; it said last: {_last_line(self._log_path)}"
+            raise ControlPlaneError(msg) from None
         self._say_ready()
 
     async def keep_alive(self) -> None:
@@ -81,3 +86,11 @@ class EtcdComponent:
 
     def _say_ready(self) -> None:
         say(describe(Readiness(NAME, self._server.pid or 0, self.endpoint)))
+
+
+def _last_line(file: Path) -> str:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "nothing"
+    return lines[-1] if lines else "nothing"

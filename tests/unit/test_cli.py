@@ -37,6 +37,7 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
         (["up", "--set", "engine.thread=1"], "did you mean 'threads'?"),
         (["up", "--config", "/nowhere.toml"], "/nowhere.toml: No such file"),
         (["up", "--model", "/nowhere"], "'/nowhere': No such file"),
+        (["up", "--port", "0", "--log-dir", "/dev/null/x"], "--log-dir /dev/null/x: Not a dir"),
         (["router"], "needs --etcd"),
         (["worker"], "--role"),
         (["worker", "--role", "boss"], "'boss'"),
