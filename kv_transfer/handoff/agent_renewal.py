@@ -25,7 +25,7 @@ def is_renewal_due(sides: Iterable[PrefillSide], now: float, patience_s: float) 
     for side in sides:
         if side.stuck_since is None:
             is_busy = is_busy or bool(side.pending)
-        elif side.pending or side.may_land:
+        elif side.pending or side.failed:
             stuck_since.append(side.stuck_since)
     if not stuck_since:
         return False

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from core.ids import BlockId, HandoffId
 from core.messages import FirstTokens, HandoffFailed, HandoffRefused, HandoffSettled
 from core.request import EngineRequest, FinishReason, TokenLogprobs
+
+
+class AttemptOutcome(enum.StrEnum):
+    """How an attempt ended, for the counters."""
+
+    COMPLETED = "completed"
+    REFUSED = "refused"
+    FAILED = "failed"
+    SETTLED = "settled"
+    TIMED_OUT = "timed_out"
+
 
 # --- events -------------------------------------------------------------------------------------
 
@@ -62,8 +75,10 @@ class DecodeLost(msgspec.Struct, frozen=True):
 
 
 class AgentDestroyed(msgspec.Struct, frozen=True):
-    """The fabric agent is gone: no write reads our blocks any more. What it had buffered in the
-    kernel may still land at the target, so this settles nothing."""
+    """The agent that posted this attempt's writes below number `before` is gone: they read our
+    blocks no more. What it had buffered in the kernel may still land, so this settles nothing."""
+
+    before: int
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -128,12 +143,11 @@ class Forget(msgspec.Struct, frozen=True):
     Attributes:
         handoff: which one.
         may_land: a write of it failed, so no later settle may ever be answered.
-        outcome: "completed", "refused", "failed", "settled" or "timed_out", for the counters.
     """
 
     handoff: HandoffId
     may_land: bool
-    outcome: str
+    outcome: AttemptOutcome
 
 
 Effect = Compute | Push | Tell | StopComputing | Release | Forget

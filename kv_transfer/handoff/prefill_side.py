@@ -38,6 +38,7 @@ from core.request import TokenLogprobs
 from kv_transfer.handoff.block_runs import block_ids_of
 from kv_transfer.handoff.prefill_messages import (
     AgentDestroyed,
+    AttemptOutcome,
     ChunkComputed,
     Compute,
     DecodeLost,
@@ -92,11 +93,12 @@ class PrefillSide(msgspec.Struct, frozen=True):
         pushed_to: prompt blocks below were posted, or are not wanted.
         pending: writes posted and not known to be over.
         num_posted: writes posted so far; numbers the next.
-        may_land: a write FAILED.
+        failed: writes that FAILED while their agent lives: they may still read our blocks.
+        may_land: a write FAILED: it may still land.
         stuck_since: since when the attempt waits for nothing but its writes to end; None while it
             works.
         wants_answer: the decode worker asked to settle.
-        outcome: of a STOPPING attempt, see `Forget`.
+        outcome: how it ends if nothing more happens.
     """
 
     ask: PrefillAsk
@@ -113,10 +115,11 @@ class PrefillSide(msgspec.Struct, frozen=True):
     samples: tuple[TokenSampled, ...] = ()
     pending: frozenset[int] = frozenset()
     num_posted: int = 0
+    failed: frozenset[int] = frozenset()
     may_land: bool = False
     stuck_since: float | None = None
     wants_answer: bool = False
-    outcome: str = ""
+    outcome: AttemptOutcome = AttemptOutcome.COMPLETED
 
     @property
     def num_first_tokens(self) -> int:
@@ -143,7 +146,7 @@ def receive(
         reason, message = refusal
         return None, (
             Tell(HandoffRefused(ask.handoff, reason, message)),
-            Forget(ask.handoff, may_land=False, outcome="refused"),
+            Forget(ask.handoff, may_land=False, outcome=AttemptOutcome.REFUSED),
         )
     state = PrefillSide(
         ask=ask,
@@ -168,11 +171,11 @@ def advance(state: PrefillSide, event: Event, now: float) -> Step:
         case WriteFailed():
             return _write_failed(state, event, now)
         case SettleRequested():
-            return _stop(replace(state, wants_answer=True), "settled", now)
+            return _stop(replace(state, wants_answer=True), AttemptOutcome.SETTLED, now)
         case DecodeLost():
-            return _stop(state, "settled", now)
+            return _stop(state, AttemptOutcome.SETTLED, now)
         case AgentDestroyed():
-            return _agent_destroyed(state, now)
+            return _agent_destroyed(state, event.before, now)
         case Tick():
             return _tick(state, now)
         case _:
@@ -213,7 +216,7 @@ def _engine_says(
     match event:
         case EngineRefused():
             refused = HandoffRefused(state.ask.handoff, event.reason, event.message)
-            forget = Forget(state.ask.handoff, may_land=False, outcome="refused")
+            forget = Forget(state.ask.handoff, may_land=False, outcome=AttemptOutcome.REFUSED)
             return replace(state, stage=Stage.OVER), (Tell(refused), forget)
         case PromptAdmitted():
             admitted = replace(
@@ -237,11 +240,11 @@ def _engine_says(
 
 def _push(state: PrefillSide, num_computed: int) -> Step:
     """Post what is final and was not posted: whole blocks, at the prompt's end its tail too."""
+    first = state.ask.first_block
     is_end = num_computed == len(state.ask.request.prompt)
-    final = len(state.sources) if is_end else num_computed // state.block_size
+    final = first + len(state.targets) if is_end else num_computed // state.block_size
     if final <= state.pushed_to:
         return state, ()
-    first = state.ask.first_block
     push = Push(
         number=state.num_posted,
         first_block=state.pushed_to,
@@ -283,34 +286,34 @@ def _tell_tokens(state: PrefillSide) -> Step:
 
 
 def _write_failed(state: PrefillSide, event: WriteFailed, now: float) -> Step:
-    failed = replace(state, pending=state.pending - {event.number}, may_land=True)
-    stopped, effects = _stop(failed, "failed", now)
+    number = {event.number}
+    failed = replace(state, pending=state.pending - number, failed=state.failed | number)
+    return _fail(failed, event.reason, now)
+
+
+def _agent_destroyed(state: PrefillSide, before: int, now: float) -> Step:
+    cut = frozenset(number for number in state.pending if number < before)
+    failed = frozenset(number for number in state.failed if number >= before)
+    state = replace(state, pending=state.pending - cut, failed=failed)
+    return _fail(state, "the fabric agent was replaced", now) if cut else _when_over(state)
+
+
+def _fail(state: PrefillSide, reason: str, now: float) -> Step:
+    stopped, effects = _stop(replace(state, may_land=True), AttemptOutcome.FAILED, now)
     if state.may_land:
         return stopped, effects
-    return stopped, (Tell(HandoffFailed(state.ask.handoff, event.reason)), *effects)
-
-
-def _agent_destroyed(state: PrefillSide, now: float) -> Step:
-    """Writes that were pending are over for our blocks, but not surely for the target's."""
-    if not state.pending and not state.may_land:
-        return state, ()
-    is_news = not state.may_land
-    cut = replace(state, pending=frozenset(), may_land=True)
-    stopped, effects = _stop(cut, "failed", now)
-    message = "the fabric agent was replaced"
-    told = (Tell(HandoffFailed(state.ask.handoff, message)),) if is_news else ()
-    return _over(stopped, (*told, *effects))
+    return stopped, (Tell(HandoffFailed(state.ask.handoff, reason)), *effects)
 
 
 def _tick(state: PrefillSide, now: float) -> Step:
     if state.stage is Stage.STOPPING or now < state.deadline:
         return state, ()
     message = "the request's time is over"
-    stopped, effects = _stop(state, "timed_out", now)
+    stopped, effects = _stop(state, AttemptOutcome.TIMED_OUT, now)
     return stopped, (Tell(HandoffFailed(state.ask.handoff, message)), *effects)
 
 
-def _stop(state: PrefillSide, outcome: str, now: float) -> Step:
+def _stop(state: PrefillSide, outcome: AttemptOutcome, now: float) -> Step:
     if state.stage is Stage.STOPPING:
         return _when_over(state)
     stopping = replace(state, stage=Stage.STOPPING, outcome=outcome, stuck_since=now)
@@ -322,14 +325,10 @@ def _stop(state: PrefillSide, outcome: str, now: float) -> Step:
 
 def _when_over(state: PrefillSide) -> Step:
     is_working = state.stage in (Stage.QUEUED, Stage.COMPUTING)
-    if is_working or state.pending or state.may_land:
+    if is_working or state.pending or state.failed:
         return state, ()
-    return _over(state, ())
-
-
-def _over(state: PrefillSide, before: tuple[Effect, ...]) -> Step:
     handoff = state.ask.handoff
     is_settled = state.wants_answer and not state.may_land
     answer = (Tell(HandoffSettled(handoff)),) if is_settled else ()
-    forget = Forget(handoff, state.may_land, state.outcome or "completed")
-    return replace(state, stage=Stage.OVER), (*before, Release(), *answer, forget)
+    forget = Forget(handoff, state.may_land, state.outcome)
+    return replace(state, stage=Stage.OVER), (Release(), *answer, forget)

@@ -442,7 +442,7 @@ class HandoffPair(RuleBasedStateMachine):
                 self.prefill_event(connection.prefill, handoff, p.DecodeLost())
 
     @rule(
-        num_tokens=st.integers(1, 3 * BLOCK),
+        num_tokens=st.sampled_from((12, 9, 5, 4, 1)),
         ends=st.lists(st.booleans(), min_size=1, max_size=2),
         allow_local=st.booleans(),
         first=st.integers(0, 1),
@@ -468,7 +468,7 @@ class HandoffPair(RuleBasedStateMachine):
         self.requests[request_id] = RequestWorld(side, tuple(ends), num_cached)
         self.waiting.append((handoff, request_id))
 
-    @rule(data=st.data(), times=st.integers(1, 10))
+    @rule(data=st.data(), times=st.integers(3, 16))
     def work(self, data: st.DataObject, times: int) -> None:
         for _ in range(times):
             actions = self.actions()
@@ -495,8 +495,8 @@ class HandoffPair(RuleBasedStateMachine):
             for write in self.writes:
                 write.is_cut = write.is_cut or write.writer is prefill
                 write.is_over = write.is_over or write.writer is prefill
-            for handoff in list(prefill.sides):
-                self.prefill_event(prefill, handoff, p.AgentDestroyed())
+            for handoff, side in list(prefill.sides.items()):
+                self.prefill_event(prefill, handoff, p.AgentDestroyed(side.num_posted))
 
     # --- the faults -------------------------------------------------------------------------
 
@@ -514,25 +514,33 @@ class HandoffPair(RuleBasedStateMachine):
             request.aborted.add(sample)
             self.decode_event(request_id, d.SampleAborted(sample))
 
-    @precondition(lambda self: any(not w.is_over and w.writer.runs for w in self.writes))
-    @rule(data=st.data())
-    def writer_sees_failed(self, data: st.DataObject) -> None:
+    @rule(
+        data=st.data(),
+        what=st.sampled_from(("write fails", "write fails", "stream lost", "freeze", "kill")),
+        which=st.integers(0, 1),
+    )
+    def fault(self, data: st.DataObject, what: str, which: int) -> None:
+        self.has_faults = True
+        prefill = self.prefills[which]
+        if what == "freeze":
+            prefill.is_frozen = not prefill.is_frozen
+        elif what == "kill":
+            self.kill(which)
+        elif what == "stream lost":
+            self.lose_a_stream(data, prefill)
+        else:
+            self.fail_a_write(data)
+
+    def fail_a_write(self, data: st.DataObject) -> None:
         """What has not landed may still land."""
-        self.has_faults = True
         posted = [w for w in self.writes if not w.is_over and w.writer.runs]
-        write = data.draw(st.sampled_from(posted))
-        write.is_over = True
-        failed = p.WriteFailed(write.number, "reset")
-        self.prefill_event(write.writer, write.note.handoff, failed)
+        if posted:
+            write = data.draw(st.sampled_from(posted))
+            write.is_over = True
+            failed = p.WriteFailed(write.number, "reset")
+            self.prefill_event(write.writer, write.note.handoff, failed)
 
-    @rule(which=st.integers(0, 1))
-    def freeze_or_thaw(self, which: int) -> None:
-        self.has_faults = True
-        self.prefills[which].is_frozen = not self.prefills[which].is_frozen
-
-    @rule(which=st.integers(0, 1))
     def kill(self, which: int) -> None:
-        self.has_faults = True
         dead = self.prefills[which]
         dead.is_dead = True
         for connection in self.connections:
@@ -541,15 +549,13 @@ class HandoffPair(RuleBasedStateMachine):
                 self.lose(connection)
         self.prefills[which] = self.boot_prefill()
 
-    @precondition(lambda self: any(not c.is_lost_here for c in self.connections))
-    @rule(data=st.data(), again=st.booleans())
-    def lose_a_stream(self, data: st.DataObject, again: bool) -> None:
+    def lose_a_stream(self, data: st.DataObject, prefill: PrefillWorld) -> None:
         """What was sent on it may still arrive, after what is sent on its successor."""
-        self.has_faults = True
-        connection = data.draw(st.sampled_from([c for c in self.connections if not c.is_lost_here]))
-        self.lose(connection)
-        if again and not connection.prefill.is_dead:
-            self.connect(connection.prefill)
+        for connection in self.connections:
+            if connection.prefill is prefill:
+                self.lose(connection)
+        if data.draw(st.booleans()):
+            self.connect(prefill)
 
     def lose(self, connection: Connection) -> None:
         if not connection.is_lost_here:
@@ -611,8 +617,8 @@ class HandoffPair(RuleBasedStateMachine):
 
 TestHandoffPair = HandoffPair.TestCase
 TestHandoffPair.settings = settings(
-    max_examples=150,
-    stateful_step_count=30,
+    max_examples=200,
+    stateful_step_count=40,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )

@@ -1,0 +1,256 @@
+"""All attempts of a prefill worker: feeds their state machines and does what these say.
+
+    decode stream --ask, settle--> | prefill_side | --Compute, StopComputing, Release--> engine
+    engine --admitted, computed--> |   (pure)     | --Push--> pusher --> fabric
+    pusher --done, failed--------> |              | --Tell--> decode stream
+
+The engine knows an attempt, not a request, by its own id: a retry may be computed here while the
+writes of the attempt before it still hold their source blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, assert_never
+
+from msgspec.structs import replace
+
+from control_plane.rpc.interface import Stream
+from core.clock import Clock
+from core.errors import RequestError
+from core.ids import HandoffId, RequestId
+from core.messages import HandoffSettled, PrefillAsk
+from engine.engine_thread import EngineThread
+from engine.events import Admitted, Computed, Event, Generated, Mode
+from kv_transfer.handoff import prefill_messages as p
+from kv_transfer.handoff import prefill_side
+from kv_transfer.handoff.agent_renewal import is_renewal_due
+from kv_transfer.handoff.prefill_side import PrefillSide, Terms
+from kv_transfer.handoff.tombstones import Tombstones
+from prefill_pool.pusher import Pusher
+from prefill_pool.stats import PrefillStats
+
+_log = logging.getLogger(__name__)
+
+Later = Callable[[Callable[["Attempts"], None]], None]
+"""Have the worker's task call a function of the attempts."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    side: PrefillSide
+    engine_id: RequestId
+    stream: Stream[Any]
+
+
+class Attempts:
+    """Lives in the worker's task; every method runs there.
+
+    Args:
+        terms: what this worker offers; `refuse` changes it.
+        later: called from callbacks on the loop.
+        quarantine_s: patience with writes that do not end, see `is_renewal_due`.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        engine: EngineThread,
+        pusher: Pusher,
+        *,
+        later: Later,
+        clock: Clock,
+        quarantine_s: float,
+    ) -> None:
+        self._terms = terms
+        self._engine = engine
+        self._pusher = pusher
+        self._later = later
+        self._clock = clock
+        self._quarantine_s = quarantine_s
+        self._attempts: dict[HandoffId, _Attempt] = {}
+        self._handoffs: dict[RequestId, HandoffId] = {}
+        self._tombstones = Tombstones()
+        self._outcomes = Counter(dict.fromkeys(p.AttemptOutcome, 0))
+        self._num_renewals = 0
+        self.busy = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    def refuse(self, reason: str) -> None:
+        """Take no new ask from now on ("draining", "wrong_role"); "" takes them again."""
+        self._terms = replace(self._terms, refusing=reason)
+
+    # --- the decode worker says -------------------------------------------------------------
+
+    def asked(self, stream: Stream[Any], ask: PrefillAsk) -> None:
+        """Take or refuse a prompt."""
+        handoff = ask.handoff
+        is_settled = handoff in self._tombstones
+        now = self._clock.now()
+        side, effects = prefill_side.receive(ask, self._terms, now, is_settled=is_settled)
+        if side is None:
+            for effect in effects:
+                self._refused(stream, effect)
+            return
+        attempt = _Attempt(side, RequestId(str(handoff)), stream)
+        self._attempts[handoff] = attempt
+        self._handoffs[attempt.engine_id] = handoff
+        self.busy.set()
+        self._do_all(attempt, effects)
+
+    def settle(self, stream: Stream[Any], handoff: HandoffId) -> None:
+        """End an attempt; answer once nothing of it can land any more."""
+        attempt = self._attempts.get(handoff)
+        if attempt is not None:
+            attempt.stream = stream  # the decode worker may have connected anew
+            self._advance(attempt, p.SettleRequested())
+        elif not self._tombstones.may_land(handoff):
+            self._tombstones.place(handoff, self._clock.now(), may_land=False)
+            stream.send(HandoffSettled(handoff))
+
+    def stream_closed(self, stream: Stream[Any]) -> None:
+        """Settle everything that was asked on a stream; nobody hears the answers."""
+        for attempt in list(self._attempts.values()):
+            if attempt.stream is stream:
+                self._advance(attempt, p.DecodeLost())
+
+    # --- the engine says --------------------------------------------------------------------
+
+    def engine_says(self, event: Event) -> None:
+        """Take one event of a step; those of requests that ended meanwhile change nothing."""
+        match event:
+            case Admitted():
+                admitted = p.PromptAdmitted(event.block_ids, event.cached_tokens)
+                self._by_engine_id(event.request_id, admitted)
+            case Computed():
+                self._by_engine_id(event.request_id, p.ChunkComputed(event.num_computed))
+            case Generated(token_ids=(token_id, *_)):
+                sampled = p.TokenSampled(
+                    event.sample_index, token_id, event.logprobs, event.finish_reason
+                )
+                self._by_engine_id(event.request_id, sampled)
+            case _:
+                return
+
+    def _by_engine_id(self, engine_id: RequestId, event: p.Event) -> None:
+        handoff = self._handoffs.get(engine_id)
+        if handoff is not None:
+            self._advance(self._attempts[handoff], event)
+
+    # --- time -------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Let deadlines pass."""
+        self._tombstones.expire(self._clock.now())
+        for attempt in list(self._attempts.values()):
+            self._advance(attempt, p.Tick())
+
+    def is_renewal_due(self) -> bool:
+        """Whether the fabric agent must be destroyed to let go of blocks."""
+        sides = [attempt.side for attempt in self._attempts.values()]
+        return is_renewal_due(sides, self._clock.now(), self._quarantine_s)
+
+    def posted(self) -> dict[HandoffId, int]:
+        """Return, per attempt, how many writes the present agent was given at most."""
+        return {handoff: a.side.num_posted for handoff, a in self._attempts.items()}
+
+    def agent_destroyed(self, posted: dict[HandoffId, int]) -> None:
+        """The agent that had the writes of `posted` is gone."""
+        self._num_renewals += 1
+        for handoff, before in posted.items():
+            attempt = self._attempts.get(handoff)
+            if attempt is not None:
+                self._advance(attempt, p.AgentDestroyed(before))
+
+    def stats(self) -> PrefillStats:
+        """Return gauges and counters."""
+        stages = Counter({stage.value: 0 for stage in prefill_side.Stage})
+        stages.update(attempt.side.stage.value for attempt in self._attempts.values())
+        del stages[prefill_side.Stage.OVER.value]
+        return PrefillStats(
+            attempts_by_stage=dict(stages),
+            attempts_by_outcome=dict(self._outcomes),
+            writes_pending=sum(len(a.side.pending) for a in self._attempts.values()),
+            tombstones=len(self._tombstones),
+            blocks_pushed=self._pusher.num_blocks,
+            bytes_pushed=self._pusher.num_bytes,
+            writes_failed=self._pusher.num_failed,
+            agent_renewals=self._num_renewals,
+        )
+
+    # --- doing what the state machines say --------------------------------------------------
+
+    def _advance(self, attempt: _Attempt, event: p.Event) -> None:
+        attempt.side, effects = prefill_side.advance(attempt.side, event, self._clock.now())
+        self._do_all(attempt, effects)
+
+    def _do_all(self, attempt: _Attempt, effects: tuple[p.Effect, ...]) -> None:
+        for effect in effects:
+            self._do(attempt, effect)
+
+    def _do(self, attempt: _Attempt, effect: p.Effect) -> None:
+        engine_id = attempt.engine_id
+        match effect:
+            case p.Compute():
+                self._compute(attempt, effect)
+            case p.Push():
+                on_end = partial(self._on_write_end, attempt, effect.number)
+                self._pusher.push(attempt.side.ask, effect, on_end)
+            case p.Tell():
+                attempt.stream.send(effect.message)
+            case p.StopComputing():
+                self._engine.post(lambda engine: engine.abort(engine_id))
+            case p.Release():
+                self._engine.post(lambda engine: engine.release(engine_id))
+            case p.Forget():
+                self._forget(attempt, effect)
+            case _:
+                assert_never(effect)
+
+    def _compute(self, attempt: _Attempt, effect: p.Compute) -> None:
+        request = replace(effect.request, request_id=attempt.engine_id)
+        added = self._engine.call(lambda engine: engine.add(request, Mode.PREFILL))
+        added.add_done_callback(
+            lambda future: self._later(lambda attempts: attempts.added(attempt, future))
+        )
+
+    def added(self, attempt: _Attempt, future: asyncio.Future[None]) -> None:
+        """The engine queued a prompt, or would not."""
+        try:
+            future.result()
+        except RequestError as error:
+            refused = p.EngineRefused(error.code or "overloaded", error.message)
+            self._advance(attempt, refused)
+
+    def _on_write_end(self, attempt: _Attempt, number: int, failure: str | None) -> None:
+        event = p.WriteDone(number) if failure is None else p.WriteFailed(number, failure)
+        self._later(lambda attempts: attempts._advance(attempt, event))
+
+    def _refused(self, stream: Stream[Any], effect: p.Effect) -> None:
+        match effect:
+            case p.Tell():
+                stream.send(effect.message)
+            case p.Forget():
+                self._outcomes[effect.outcome] += 1
+            case _:
+                msg = f"a refusal has no effect {effect}"
+                raise AssertionError(msg)
+
+    def _forget(self, attempt: _Attempt, effect: p.Forget) -> None:
+        del self._attempts[effect.handoff]
+        del self._handoffs[attempt.engine_id]
+        self._outcomes[effect.outcome] += 1
+        if effect.may_land:
+            self._tombstones.place(effect.handoff, self._clock.now(), may_land=True)
+        if effect.outcome is p.AttemptOutcome.FAILED:
+            extra = {"request_id": effect.handoff.request_id}
+            _log.warning("handoff %s failed: a write did", effect.handoff, extra=extra)
+        if not self._attempts:
+            self.busy.clear()

@@ -1,0 +1,32 @@
+"""What a prefill worker is wired to; the composition root makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from core.memory_region import MemoryRegion
+from engine.engine_thread import EngineThread
+from engine.events import CacheChanged
+from kv_transfer.transfer_thread import TransferThread
+from kv_transfer.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPorts:
+    """Started before `PrefillWorker.run`, stopped after it by whoever made them.
+
+    Attributes:
+        engine: its `on_events` is `PrefillWorker.on_engine_events`, its `on_failure`
+            `PrefillWorker.on_failure`.
+        fabric: its transport has `region` registered.
+        new_transport: makes a fresh agent of the same name, when the old one must be destroyed to
+            let go of blocks; called on the fabric's thread.
+        on_cache_changed: the cache ledger's writer.
+    """
+
+    engine: EngineThread
+    fabric: TransferThread
+    region: MemoryRegion
+    new_transport: Callable[[], Transport]
+    on_cache_changed: Callable[[CacheChanged], None]

@@ -1,0 +1,151 @@
+"""The prefill worker as its process sees it: a listener for decode workers, and one task.
+
+Callbacks put what they hear into an inbox; `run` hands it to `Attempts`, ticks, and tells routers
+the load. Whatever fails there ends `run`, and with it the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, NoReturn
+
+from control_plane.rpc.inbox import Inbox
+from control_plane.rpc.interface import Stream
+from core.clock import Clock
+from core.config import Config
+from core.messages import DecodeToPrefill, PrefillAsk
+from core.worker_record import WorkerRecord
+from engine.events import CacheChanged, Event
+from engine.load import load_of
+from kv_transfer.handoff.prefill_side import Terms
+from kv_transfer.transport import Transport
+from prefill_pool.attempts import Attempts
+from prefill_pool.ports import PrefillPorts
+from prefill_pool.pusher import Pusher
+from prefill_pool.router_streams import RouterStreams
+from prefill_pool.stats import PrefillStats
+
+_log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+"""Between looks at deadlines while there are attempts."""
+
+
+class PrefillWorker:
+    """`StreamListener[DecodeToPrefill]`.
+
+    Args:
+        record: who this worker is.
+        config: sections `kv_transfer` and `control_plane`.
+    """
+
+    def __init__(self, record: WorkerRecord, config: Config, clock: Clock) -> None:
+        self._record = record
+        self._config = config
+        self._clock = clock
+        self._inbox: Inbox[Attempts] = Inbox()
+        self._attempts: Attempts | None = None
+        self._ports: PrefillPorts | None = None
+        self.router_streams = RouterStreams()
+
+    # --- StreamListener ---------------------------------------------------------------------
+
+    def on_open(self, stream: Stream[Any]) -> None:
+        """A decode worker connected."""
+
+    def on_message(self, stream: Stream[Any], message: DecodeToPrefill) -> None:
+        """An ask or a settle."""
+        if isinstance(message, PrefillAsk):
+            self._inbox.put(lambda attempts: attempts.asked(stream, message))
+        else:
+            self._inbox.put(lambda attempts: attempts.settle(stream, message.handoff))
+
+    def on_suspect(self, stream: Stream[Any], *, suspect: bool) -> None:
+        """A silent decode worker's writes go on; they end by themselves, or by its stream."""
+
+    def on_closed(self, stream: Stream[Any], reason: str) -> None:
+        """A decode worker left: settle all that it asked for."""
+        _log.info("decode worker %s left: %s", stream.peer.name, reason)
+        self._inbox.put(lambda attempts: attempts.stream_closed(stream))
+
+    # --- the engine's thread ----------------------------------------------------------------
+
+    def on_engine_events(self, events: list[Event]) -> None:
+        """For `EngineThread`: the events of one step."""
+        for event in events:
+            if isinstance(event, CacheChanged):
+                if self._ports is not None:
+                    self._ports.on_cache_changed(event)
+            else:
+                self._inbox.put(lambda attempts, event=event: attempts.engine_says(event))
+
+    def on_failure(self, error: BaseException) -> None:
+        """For `EngineThread`: end `run` with what ended the engine."""
+        self._inbox.put(lambda _: _raise(error))
+
+    # --- the process ------------------------------------------------------------------------
+
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that this worker works on; their blocks are held."""
+        return 0 if self._attempts is None else len(self._attempts)
+
+    def refuse(self, reason: str) -> None:
+        """Take no new prompt from now on: "draining" or "wrong_role"."""
+        self._inbox.put(lambda attempts: attempts.refuse(reason))
+
+    def stats(self) -> PrefillStats | None:
+        """Return gauges and counters, None before `run`."""
+        return None if self._attempts is None else self._attempts.stats()
+
+    async def run(self, ports: PrefillPorts) -> NoReturn:
+        """Serve until cancelled.
+
+        Raises:
+            ExceptionGroup: something failed that should not; the process must end.
+        """
+        record = self._record
+        self._ports = ports
+        pusher = Pusher(ports.fabric, record.boot)
+        attempts = self._attempts = Attempts(
+            Terms(record.layout, record.block_size, record.block_bytes),
+            ports.engine,
+            pusher,
+            later=self._inbox.put,
+            clock=self._clock,
+            quarantine_s=self._config.kv_transfer.quarantine_s,
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._tick(attempts, pusher, ports))
+            group.create_task(self._tell_load(pusher, ports))
+            while True:
+                for deed in await self._inbox.take():
+                    deed(attempts)
+        msg = "a task group ended without an exception"
+        raise AssertionError(msg)
+
+    async def _tick(self, attempts: Attempts, pusher: Pusher, ports: PrefillPorts) -> None:
+        def make() -> Transport:
+            transport = ports.new_transport()
+            transport.register(ports.region)
+            return transport
+
+        while True:
+            await attempts.busy.wait()
+            await asyncio.sleep(TICK_S)
+            self._inbox.put(Attempts.tick)
+            if attempts.is_renewal_due():
+                posted = attempts.posted()
+                await pusher.renew(make)
+                self._inbox.put(lambda desk, posted=posted: desk.agent_destroyed(posted))
+
+    async def _tell_load(self, pusher: Pusher, ports: PrefillPorts) -> None:
+        while True:
+            stats = await ports.engine.call(lambda engine: engine.stats())
+            self.router_streams.tell(load_of(stats, transfer_bytes_per_s=pusher.bytes_per_s))
+            await asyncio.sleep(self._config.control_plane.heartbeat_s)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
