@@ -53,6 +53,11 @@ class RequestStream:
         """What ended it, if it failed."""
         return self._error
 
+    @property
+    def num_updates(self) -> int:
+        """Updates that were not read yet."""
+        return len(self._updates)
+
     def __aiter__(self) -> AsyncIterator[Sequence[TokenUpdate]]:
         """Iterate over the updates, all that came together at a time."""
         return self
