@@ -12,7 +12,6 @@ Indices are made once a step without the layer; a layer's view starts at its own
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -71,9 +70,7 @@ class PagedKv:
         """Make the views anew where the region has moved since; call at the start of each step."""
         if self._region.generation == self._generation:
             return
-        # By address: the region's own memoryview may not outlive a move, these views are replaced.
-        buffer = (ctypes.c_ubyte * self._num_bytes).from_address(self._region.address)
-        flat = torch.frombuffer(buffer, dtype=self.dtype)
+        flat = torch.frombuffer(self._region.view()[: self._num_bytes], dtype=self.dtype)
         rows = flat.view(-1, self.head_dim)
         self._tiles = flat.view(-1, self.block_size, self.head_dim)
         self._layer_tiles = [self._tiles[tile:].flatten(1) for tile in self._layer_tile]
