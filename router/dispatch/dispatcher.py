@@ -14,14 +14,14 @@ its stream open, and one for all timers; `run` owns them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 import msgspec
 
+from control_plane.registry import WorkerChange, WorkerSeen, WorkerSuspect
 from core.block_hash import BlockHash
 from core.clock import Clock
 from core.config import Config
@@ -38,7 +38,8 @@ from core.messages import (
     WorkerToRouter,
 )
 from core.request import FinishReason, TokenUpdate
-from core.worker_record import Hello, Role, WorkerRecord
+from core.worker_record import Hello, Role
+from router.dispatch.deadlines import Deadlines
 from router.dispatch.failure import Trouble, error_of
 from router.dispatch.interface import GenerateRequest, ServedModel
 from router.dispatch.live_request import LiveRequest
@@ -55,7 +56,6 @@ from router.dispatch.request_state import (
     RetryRules,
 )
 from router.dispatch.status import worker_status
-from router.dispatch.timers import Timers
 from router.dispatch.token_stream import RequestStream
 from router.dispatch.worker_link import Connect, Dial, WorkerLink
 from router.dispatch.worker_table import WorkerTable, key_of
@@ -96,8 +96,7 @@ class RouterDispatcher:
         self._workers = WorkerTable(self, dial)
         self._live: dict[RequestId, LiveRequest] = {}
         self._recent = RecentRequests()
-        self._timers: Timers[RequestId] = Timers()
-        self._timers_changed = asyncio.Event()
+        self._deadlines = Deadlines(clock, self._tick)
         self._stopping = asyncio.Event()
         self.metrics = DispatchMetrics(self.requests_by_state)
         self._placement = Placement(config, self._workers, self.metrics, clock, rng)
@@ -108,12 +107,12 @@ class RouterDispatcher:
         """Keep the streams open and the deadlines kept until `stop`; owns all tasks."""
         async with asyncio.TaskGroup() as group:
             self._workers.keep_open(group)
-            timers = group.create_task(self._keep_deadlines(), name="request deadlines")
+            deadlines = group.create_task(self._deadlines.run(), name="request deadlines")
             await self._stopping.wait()
             for live in list(self._live.values()):
                 self._do(live, live.state.abort(error_of(Trouble.STOPPING, "")))
             self._workers.drop_all("the router stops")
-            timers.cancel()
+            deadlines.cancel()
 
     async def stop(self) -> None:
         """End all requests with 503, close all streams, and let `run` return."""
@@ -121,13 +120,18 @@ class RouterDispatcher:
 
     # -- what the registry and the ledger say ----------------------------------------------------
 
-    def on_workers(self, records: Mapping[WorkerId, WorkerRecord]) -> None:
-        """Take all workers whose keys exist now; one that is missing is suspect, not dead."""
-        for worker_id, record in records.items():
-            boot = self._placement.index.boot_of(worker_id)
-            if boot is not None and boot != record.boot:
-                self._placement.index.forget(worker_id)  # phantom blocks of the life before
-        self._workers.follow(records)
+    def on_worker_change(self, change: WorkerChange) -> None:
+        """Take what `Registry.watch_workers` tells."""
+        match change:
+            case WorkerSeen(record):
+                boot = self._placement.index.boot_of(record.worker_id)
+                if boot is not None and boot != record.boot:
+                    self._placement.index.forget(record.worker_id)  # blocks of the life before
+                self._workers.seen(record)
+            case WorkerSuspect(worker_id, boot):
+                self._workers.unregistered(worker_id, boot)
+            case _:
+                assert_never(change)
 
     def on_snapshot(self, worker_id: WorkerId, boot: Boot, hashes: Iterable[BlockHash]) -> None:
         """Take all block hashes that a worker holds."""
@@ -289,7 +293,7 @@ class RouterDispatcher:
         now = self._clock.now()
         for live in self._requests_of(link):
             live.state.suspect(worker_id, now, suspect=suspect)
-            self._set_timer(live)
+            self._deadlines.set(live.request.request_id, live.state.due())
 
     def link_lost(self, link: WorkerLink, reason: str) -> None:
         """Send its requests elsewhere."""
@@ -374,37 +378,19 @@ class RouterDispatcher:
                 case _:
                     assert_never(effect)
         if live.state.phase is not Phase.ENDED:
-            self._set_timer(live)
+            self._deadlines.set(live.request.request_id, live.state.due())
 
     def _end(self, live: LiveRequest, error: RequestError | None) -> None:
         request_id = live.request.request_id
         self._placement.leave(live)
         if self._live.pop(request_id, None) is not None:
-            self._timers.discard(request_id)
+            self._deadlines.discard(request_id)
             self._recent.remember(request_id, live.state.number)
             if error is None:
                 self._placement.ended(live)
         live.stream.end(error)
 
-    # -- time ------------------------------------------------------------------------------------
-
-    def tick(self) -> None:
-        """Do what is due by the clock; `run` calls this in time."""
-        now = self._clock.now()
-        for request_id in self._timers.pop_due(now):
-            live = self._live[request_id]
-            self._do(live, live.state.tick(now))
-
-    def _set_timer(self, live: LiveRequest) -> None:
-        if self._timers.set(live.request.request_id, live.state.due()):
-            self._timers_changed.set()
-
-    async def _keep_deadlines(self) -> None:
-        while True:
-            self._timers_changed.clear()
-            due = self._timers.next_due()
-            wait_s = None if due is None else max(0.0, due - self._clock.now())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._timers_changed.wait()
-            self.tick()
+    def _tick(self, request_id: RequestId) -> None:
+        live = self._live.get(request_id)
+        if live is not None:
+            self._do(live, live.state.tick(self._clock.now()))

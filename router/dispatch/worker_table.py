@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from core.ids import WorkerId
+from core.ids import Boot, WorkerId
 from core.worker_record import Role, WorkerRecord
 from router.dispatch.interface import ServedModel
 from router.dispatch.worker_link import Dial, LinkOwner, WorkerLink
@@ -45,24 +45,23 @@ class WorkerTable:
         for worker_id in list(self._links):
             self._drop(worker_id, reason)
 
-    def follow(self, records: Mapping[WorkerId, WorkerRecord]) -> None:
-        """Take all keys that the registry has now.
+    def seen(self, record: WorkerRecord) -> None:
+        """A worker registered, or its record changed; another boot means that the old is dead."""
+        link = self._links.get(record.worker_id)
+        if link is not None and link.record.boot == record.boot:
+            link.record = record
+            link.is_registered = True
+            return
+        if link is not None:
+            self._drop(record.worker_id, f"{record.worker_id} was started again")
+        self._add(record)
 
-        A key that is gone means suspect, not dead: a live stream is kept. Another boot means that
-        the old one is dead.
-        """
-        for worker_id, record in records.items():
-            link = self._links.get(worker_id)
-            if link is not None and link.record.boot == record.boot:
-                link.record = record
-                link.is_registered = True
-                continue
-            if link is not None:
-                self._drop(worker_id, f"{worker_id} was started again")
-            self._add(record)
-        for worker_id in self._links.keys() - records.keys():
-            self._links[worker_id].is_registered = False
-            self.drop_if_dead(self._links[worker_id])
+    def unregistered(self, worker_id: WorkerId, boot: Boot) -> None:
+        """A worker's key is gone: suspect, not dead, so a live stream is kept."""
+        link = self._links.get(worker_id)
+        if link is not None and link.record.boot == boot:
+            link.is_registered = False
+            self.drop_if_dead(link)
 
     def drop_if_dead(self, link: WorkerLink) -> bool:
         """Drop a link whose key is gone and whose heartbeats are too; return whether it was."""

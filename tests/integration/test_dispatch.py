@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from control_plane.registry import WorkerSeen, WorkerSuspect
 from control_plane.rpc import client
 from control_plane.rpc.interface import Stream, StreamListener
 from control_plane.rpc.server import RpcServer
@@ -335,7 +336,12 @@ class Cluster:
         return worker
 
     def register(self) -> None:
-        self.dispatcher.on_workers({worker.name: worker.record() for worker in self.workers})
+        for worker in self.workers:
+            self.dispatcher.on_worker_change(WorkerSeen(worker.record()))
+
+    def unregister(self) -> None:
+        for worker in self.workers:
+            self.dispatcher.on_worker_change(WorkerSuspect(worker.name, worker.boot))
 
     def status(self) -> list[dict[str, Any]]:
         found: Any = self.dispatcher.cluster_status()["workers"]
@@ -677,7 +683,9 @@ async def test_a_request_without_time_ends(cluster: Cluster) -> None:
 
 async def test_a_deleted_key_keeps_a_live_stream_and_drops_a_dead_one(cluster: Cluster) -> None:
     worker = await cluster.add("d0", Role.DECODE)
-    cluster.dispatcher.on_workers({})
+    cluster.dispatcher.on_worker_change(WorkerSuspect(worker.name, Boot("another")))
+    assert cluster.status()[0]["registered"]
+    cluster.unregister()
     stream = cluster.start("r", max_tokens=1)
     await settle()
     worker.step()
@@ -689,7 +697,7 @@ async def test_a_deleted_key_keeps_a_live_stream_and_drops_a_dead_one(cluster: C
     cluster.register()
     await cluster.until(lambda: worker.stream is not None)
     assert cluster.dispatcher.is_ready()
-    cluster.dispatcher.on_workers({})
+    cluster.unregister()
     assert worker.stream is not None
     worker.stream.close("killed")
     await settle()
