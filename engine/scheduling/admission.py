@@ -96,7 +96,7 @@ class Admission:
             return self._stay(sequence, Verdict.NO_MEMORY)
         state.waiting.remove(sequence)
         self._allocate(sequence, hits, num_fresh)
-        self._turn_local(sequence)
+        state.turn_local(sequence)
         if self._note_first_admission(sequence, len(hits)):
             run = sequence.run
             block_ids = tuple(sequence.block_ids)
@@ -118,13 +118,6 @@ class Admission:
         sequence.table = table
         if len(sequence.token_ids) % self._block_size:
             self._state.plan.zero(table.block_ids[-1:])
-
-    def _turn_local(self, sequence: Sequence) -> None:
-        run = sequence.run
-        if run.mode is Mode.RECEIVE:
-            assert run.handoff is not None
-            del self._state.handoffs[run.handoff]
-            run.mode = Mode.LOCAL
 
     def _note_first_admission(self, sequence: Sequence, num_hits: int) -> bool:
         """Count a request's prefix hits; False for what was admitted before (a preempted one)."""

@@ -89,7 +89,7 @@ class Scheduler:
             msg = f"{handoff}: {len(forced)} first tokens for n = {request.sampling.n}"
             raise ValueError(msg)
         trunk = state.receiving.arrived(handoff)
-        del state.handoffs[handoff]
+        state.turn_local(trunk)
         run = trunk.run
         run.received_tokens = num_received
         state.complete_prompt(run)

@@ -57,7 +57,8 @@ class RequestRun:
     """What all samples of one request share.
 
     Attributes:
-        mode: RECEIVE turns LOCAL when the cache holds all reusable blocks.
+        mode, handoff: RECEIVE turns LOCAL, without a handoff, when the prompt's KV is complete or
+            the cache holds all reusable blocks.
         arrival: number in the order of arrival.
         live: the samples that can still produce tokens, by sample index; before the fork, all that
             were not cancelled and did not end with their forced outputs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.ids import HandoffId, RequestId
-from engine.events import Event, Preempted
+from engine.events import Event, Mode, Preempted
 from engine.memory.kv_memory import KvMemory
 from engine.scheduling.batch import Batch
 from engine.scheduling.counters import Counters
@@ -71,6 +71,14 @@ class SchedulerState:
         self.batch.leave(sequence)
         sequence.phase = Phase.HELD
         self.held[sequence.run.request_id] = sequence
+
+    def turn_local(self, sequence: Sequence) -> None:
+        """A RECEIVE request needs no peer (any more): from here on it is like any other."""
+        run = sequence.run
+        if run.handoff is not None:
+            del self.handoffs[run.handoff]
+            run.handoff = None
+            run.mode = Mode.LOCAL
 
     def complete_prompt(self, run: RequestRun) -> None:
         """Count a request's prompt tokens by source, once."""
