@@ -18,6 +18,7 @@ from core.memory_region import MemoryRegion
 from kv_transfer.descriptors import check_bounds
 from kv_transfer.nixl_agent import NixlAgent, Request
 from kv_transfer.nixl_bindings import Registration
+from kv_transfer.tcp_traffic import acked_bytes
 from kv_transfer.transport import (
     Health,
     Notification,
@@ -29,15 +30,24 @@ from kv_transfer.transport import (
     WriteState,
 )
 
-_LARGE_BYTES = 1 << 20
+_TELLING_BYTES = 1 << 20
+_HAS_RDMA = Path("/sys/class/infiniband").exists()
 _DONE = Poll(WriteState.DONE)
 _PENDING = Poll(WriteState.PENDING)
 
 
 class _Write(msgspec.Struct):
-    """A posted write. `request` is None where nothing is left to ask NIXL about."""
+    """A posted write.
 
-    request: Request | None
+    Attributes:
+        request: None where nothing is left to ask NIXL about.
+        acked_before: this process's TCP traffic before it, where it is to tell the transport.
+    """
+
+    peer: PeerName
+    num_bytes: int
+    acked_before: int | None
+    request: Request | None = None
     outcome: Poll = _PENDING
 
 
@@ -59,10 +69,9 @@ class NixlTransport:
         self._base = 0  # where the region was registered; a fence moves it
         self._registration: Registration | None = None
         self._peers: set[PeerName] = set()
-        self._connected: set[PeerName] = set()
         self._writes: dict[WriteHandle, _Write] = {}
         self._num_writes = 0
-        self._seen: set[str] = set()
+        self._carriers: dict[PeerName, str] = {}
         self._trouble = ""
 
     @property
@@ -96,7 +105,7 @@ class NixlTransport:
         """Forget a peer."""
         if name in self._peers:
             self._peers.discard(name)
-            self._connected.discard(name)
+            self._carriers.pop(name, None)
             with contextlib.suppress(FabricError):  # a dead peer cannot be disconnected from
                 self._agent.forget_peer(name)
 
@@ -116,7 +125,7 @@ class NixlTransport:
         check_bounds(target, remote.num_bytes, "target")
         self._num_writes += 1
         handle = WriteHandle(self._num_writes)
-        write = self._writes[handle] = _Write(None)
+        write = self._writes[handle] = self._new_write(remote.peer, local)
         if remote.peer not in self._peers:
             write.outcome = Poll(WriteState.FAILED, f"unknown peer {remote.peer!r}")
             return handle
@@ -131,7 +140,6 @@ class NixlTransport:
                 self._finish(write, _DONE)
         except FabricError as error:
             self._finish(write, Poll(WriteState.FAILED, str(error)))
-        self._note_transport(remote.peer, write, sum(span.num_bytes for span in local))
         return handle
 
     def poll(self, handle: WriteHandle) -> Poll:
@@ -162,8 +170,8 @@ class NixlTransport:
         ]
 
     def health(self) -> Health:
-        """Return what was seen so far: "ucx" until a large write to a connected peer told more."""
-        seen = ", ".join(sorted(self._seen))
+        """Return "ucx" until a write of 1 MiB was done, then also what carried it."""
+        seen = ", ".join(sorted(set(self._carriers.values())))
         transport = f"ucx ({seen})" if seen else "ucx"
         return Health(ok=not self._trouble, transport=transport, reason=self._trouble)
 
@@ -172,28 +180,25 @@ class NixlTransport:
         self._writes.clear()
         self._agent.close()
 
+    def _new_write(self, peer: PeerName, local: Sequence[Span]) -> _Write:
+        num_bytes = sum(span.num_bytes for span in local)
+        is_telling = num_bytes >= _TELLING_BYTES and peer not in self._carriers
+        return _Write(peer, num_bytes, acked_bytes() if is_telling else None)
+
     def _finish(self, write: _Write, outcome: Poll) -> None:
         request, write.request, write.outcome = write.request, None, outcome
+        self._tell_transport(write)
         if request is not None:
-            with contextlib.suppress(
-                FabricError
-            ):  # a failed one may refuse; it dies with the agent
+            # A failed request may refuse; it dies with the agent.
+            with contextlib.suppress(FabricError):
                 self._agent.release(request)
 
-    def _note_transport(self, peer: PeerName, write: _Write, num_bytes: int) -> None:
-        """Tell the transport from how a large write behaved, for UCX does not say.
-
-        One that is complete when posting returns needed no answer of the peer: a copy through the
-        kernel, and CMA is the only such transport in NIXL's wheel. The first to a peer connects.
-        Any other went over a network, which is TCP where there is no RDMA device.
-        """
-        is_first = peer not in self._connected
-        self._connected.add(peer)
-        if is_first or num_bytes < _LARGE_BYTES or write.outcome.state is WriteState.FAILED:
+    def _tell_transport(self, write: _Write) -> None:
+        """UCX does not say what it chose, but a large write shows: either its bytes went through
+        TCP sockets or not, and without an RDMA device only CMA is left in NIXL's wheel."""
+        if write.acked_before is None or write.outcome.state is not WriteState.DONE:
             return
-        is_network = write.outcome.state is WriteState.PENDING
-        self._seen.add(_network() if is_network else "cma")
-
-
-def _network() -> str:
-    return "rdma or tcp" if Path("/sys/class/infiniband").exists() else "tcp"
+        if acked_bytes() - write.acked_before >= write.num_bytes // 2:
+            self._carriers[write.peer] = "tcp"
+        else:
+            self._carriers[write.peer] = "rdma or cma" if _HAS_RDMA else "cma"

@@ -108,7 +108,8 @@ class Transport(Protocol):
         ...
 
     def poll(self, handle: WriteHandle) -> Poll:
-        """Return a write's state; DONE and FAILED forget the handle."""
+        """Return a write's state; DONE and FAILED forget the handle. A write's notification may
+        leave only when its writer polls, so poll every write to its end."""
         ...
 
     def notifications(self) -> list[Notification]:
