@@ -1,0 +1,41 @@
+"""`python -m bench [NAME...]`: runs the named benchmarks, or all."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+
+from bench import ttft
+from bench.figures import Figure, bench_line, table
+
+BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {"ttft": ttft.run}
+
+
+def main() -> int:
+    """Run, print each figure's line as it is known, then the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHES)}")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if an aim is missed")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in BENCHES]
+    if unknown:
+        parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHES)}")
+    figures: list[Figure] = []
+    for name in arguments.names or BENCHES:
+        for measured in BENCHES[name]():
+            figures.append(measured)
+            _say(bench_line(measured))
+    for line in table(figures):
+        _say(line)
+    missed = any(measured.holds is False for measured in figures)
+    return 1 if missed and arguments.strict else 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
