@@ -212,12 +212,12 @@ class EtcdClient:
         puts: Sequence[Put],
         *,
         deletes: Sequence[str] = (),
-        delete_prefixes: Sequence[str] = (),
+        delete_ranges: Sequence[tuple[str, str]] = (),
     ) -> int | None:
         """Write and delete at one revision iff each expected key has its value (None: is absent).
 
         Returns that revision, None when an expectation failed. No key may be both written and
-        deleted.
+        deleted. A range ends before its second key.
 
         Raises:
             ControlPlaneError: no answer within the deadline (it may have happened), or refused.
@@ -231,7 +231,7 @@ class EtcdClient:
         operations = [
             *[KvService.txn_op_put(put.key, put.value, lease=put.lease) for put in puts],
             *[KvService.txn_op_delete(key) for key in deletes],
-            *[KvService.txn_op_delete(p, range_end=prefix_range_end(p)) for p in delete_prefixes],
+            *[KvService.txn_op_delete(first, range_end=end) for first, end in delete_ranges],
         ]
         response = await self._call(
             "transaction", lambda: self._kv.txn(compares, operations, timeout=self._timeout_s)

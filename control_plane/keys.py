@@ -67,13 +67,21 @@ class ClusterKeys(msgspec.Struct, frozen=True):
         """One worker's last delta."""
         return f"{self.ledger}{worker_id}/delta"
 
-    def snapshots(self, worker_id: WorkerId) -> str:
-        """Prefix of all parts of all of one worker's snapshots."""
-        return f"{self.ledger}{worker_id}/snap/"
+    def part(self, worker_id: WorkerId, generation: str, number: int) -> str:
+        """One part of one snapshot."""
+        return f"{self.ledger}{worker_id}/snap/{generation}/{number:06d}"
 
-    def snapshot(self, worker_id: WorkerId, generation: str) -> str:
-        """Prefix of the parts of one snapshot."""
-        return f"{self.snapshots(worker_id)}{generation}/"
+    def other_snapshots(self, worker_id: WorkerId, generation: str) -> list[tuple[str, str]]:
+        """The ranges of all parts of all snapshots but this one."""
+        snapshots = f"{self.ledger}{worker_id}/snap"
+        return [
+            (f"{snapshots}/", f"{snapshots}/{generation}/"),
+            (f"{snapshots}/{generation}0", f"{snapshots}0"),  # "0" follows "/"
+        ]
+
+    def ledger_of(self, worker_id: WorkerId) -> str:
+        """Prefix of one worker's ledger."""
+        return f"{self.ledger}{worker_id}/"
 
     def preemption(self, request_id: RequestId) -> str:
         """One request's preemption record."""

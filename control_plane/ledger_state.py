@@ -1,1 +1,324 @@
-"""What the cache ledger's writer writes and its readers believe, without I/O. Pure."""
+"""What the cache ledger's writer writes and what its readers believe, without I/O. Pure.
+
+A worker's caches are a set of block hashes. Its ledger is a log of deltas of which etcd holds the
+last one (and the earlier ones in its history, until they are compacted), and a snapshot that says
+up to which delta it has everything:
+
+    seq      ... 41   42   43   44        head: generation g, seq 42
+    snapshot g ------->|                  a reader lists g, then takes the deltas 43, 44, ...
+
+The ledger is a hint for routing. A reader that lost deltas says so once and goes on with what it
+has, until the writer's next snapshot makes it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, assert_never
+
+from control_plane.ledger_records import (
+    HASH_BYTES,
+    CacheCounters,
+    Delta,
+    Head,
+    HeadGone,
+    Part,
+    Record,
+    join_hashes,
+    split_hashes,
+)
+from core.block_hash import BlockHash
+from core.ids import Boot, WorkerId
+
+DELTA_HASHES = 16_384
+"""A larger delta becomes a snapshot."""
+
+SNAPSHOT_S = 60.0
+"""The longest that a change lives in deltas alone, for a snapshot of up to 1 MiB; a larger one
+proportionally longer. etcd's history must reach back so far for a new reader to know all."""
+
+_AMORTIZED_BYTES = 64 << 10
+"""Deltas of so many bytes, or of the snapshot's own size if that is more, are worth a snapshot."""
+
+
+class WriteDelta(NamedTuple):
+    """To be put in place of the last delta."""
+
+    delta: Delta
+
+
+class WriteSnapshot(NamedTuple):
+    """To be put part by part, then made valid by a head in one transaction."""
+
+    generation: str
+    seq: int
+    hashes: frozenset[BlockHash]
+    counters: CacheCounters
+
+
+class WriterState:
+    """The truth about one worker's caches, and how far the ledger tells it."""
+
+    def __init__(self, boot: Boot, *, now: float) -> None:
+        self._boot = boot
+        self._truth: set[BlockHash] = set()
+        self._stored: set[BlockHash] = set()
+        self._evicted: set[BlockHash] = set()
+        self._counters = CacheCounters()
+        self._told_counters = self._counters
+        self._seq = 0
+        self._num_snapshots = 0
+        self._must_snapshot = True
+        self._delta_bytes = 0
+        self._snapshot_at = now
+
+    @property
+    def hashes(self) -> frozenset[BlockHash]:
+        """What the worker's caches hold."""
+        return frozenset(self._truth)
+
+    def change(self, stored: Iterable[BlockHash], evicted: Iterable[BlockHash]) -> None:
+        """Take a step's news. A hash that is in both counts as stored."""
+        for block_hash in evicted:
+            if block_hash in self._truth:
+                self._truth.remove(block_hash)
+                if block_hash in self._stored:
+                    self._stored.remove(block_hash)
+                else:
+                    self._evicted.add(block_hash)
+        for block_hash in stored:
+            if block_hash not in self._truth:
+                self._truth.add(block_hash)
+                if block_hash in self._evicted:
+                    self._evicted.remove(block_hash)
+                else:
+                    self._stored.add(block_hash)
+
+    @property
+    def counters(self) -> CacheCounters:
+        """The totals taken last."""
+        return self._counters
+
+    def count(self, counters: CacheCounters) -> None:
+        """Take the totals since boot."""
+        self._counters = counters
+
+    def lost(self) -> None:
+        """The keys are gone, or it is not known what a failed write did: begin with a snapshot."""
+        self._must_snapshot = True
+
+    def next_write(self, now: float) -> WriteDelta | WriteSnapshot | None:
+        """Return what to write next; it counts as told until `lost`. None: all is told."""
+        num_changed = len(self._stored) + len(self._evicted)
+        if self._must_snapshot or num_changed > DELTA_HASHES:
+            self._seq += 1
+            self._forget_changes()
+            return self._snapshot(frozenset(self._truth), now)
+        if self._delta_bytes and self._is_snapshot_due(now):
+            # As of the last delta, so that a reader who has that one need not take it
+            return self._snapshot(frozenset(self._truth - self._stored | self._evicted), now)
+        if not num_changed and self._counters == self._told_counters:
+            return None
+        self._seq += 1
+        stored, evicted = join_hashes(self._stored), join_hashes(self._evicted)
+        self._delta_bytes += max(1, len(stored) + len(evicted))
+        self._forget_changes()
+        return WriteDelta(Delta(self._boot, self._seq, stored, evicted, self._told_counters))
+
+    def snapshot_due_at(self) -> float | None:
+        """Return when `next_write` will want a snapshot though nothing changes; None: never."""
+        if not self._delta_bytes:
+            return None
+        return self._snapshot_at + SNAPSHOT_S * max(1.0, len(self._truth) * HASH_BYTES / (1 << 20))
+
+    def _forget_changes(self) -> None:
+        self._stored.clear()
+        self._evicted.clear()
+        self._told_counters = self._counters
+
+    def _is_snapshot_due(self, now: float) -> bool:
+        due_at = self.snapshot_due_at()
+        worth = max(_AMORTIZED_BYTES, len(self._truth) * HASH_BYTES)
+        return self._delta_bytes >= worth or (due_at is not None and now >= due_at)
+
+    def _snapshot(self, hashes: frozenset[BlockHash], now: float) -> WriteSnapshot:
+        self._num_snapshots += 1
+        self._must_snapshot = False
+        self._delta_bytes = 0
+        self._snapshot_at = now
+        generation = f"{self._boot}-{self._num_snapshots}"
+        return WriteSnapshot(generation, self._seq, hashes, self._told_counters)
+
+
+class Snapshot(NamedTuple):
+    """Everything that a worker's caches hold, in place of all that was told before."""
+
+    worker_id: WorkerId
+    boot: Boot
+    hashes: list[BlockHash]
+
+
+class Change(NamedTuple):
+    """What a worker's caches gained and lost."""
+
+    worker_id: WorkerId
+    boot: Boot
+    stored: list[BlockHash]
+    evicted: list[BlockHash]
+
+
+class Gone(NamedTuple):
+    """A worker's ledger was deleted, with its lease as a rule."""
+
+    worker_id: WorkerId
+
+
+class Gap(NamedTuple):
+    """Deltas of a worker were lost; listing again may bring them back."""
+
+    worker_id: WorkerId
+
+
+Effect = Snapshot | Change | Gone | Gap
+
+
+class Entry(NamedTuple):
+    """What one key of a worker's ledger says, since which revision."""
+
+    worker_id: WorkerId
+    record: Record
+    mod_revision: int
+
+
+class _Ledger:
+    """What a reader has of one worker.
+
+    Attributes:
+        floor: changes up to this revision are in what was listed.
+        is_stale: deltas are missing.
+        parts: of snapshots whose head has not come yet, by generation and number.
+    """
+
+    def __init__(self, floor: int) -> None:
+        self.head: Head | None = None
+        self.seq = 0
+        self.counters = CacheCounters()
+        self.is_stale = False
+        self.floor = floor
+        self.parts: dict[str, dict[int, bytes]] = {}
+
+    def take_part(self, part: Part) -> None:
+        parts = self.parts.setdefault(part.generation, {})
+        if part.joined is None:
+            parts.pop(part.number, None)
+        else:
+            parts[part.number] = part.joined
+
+
+class ReaderState:
+    """What a reader believes of all workers."""
+
+    def __init__(self) -> None:
+        self._ledgers: dict[WorkerId, _Ledger] = {}
+        self._listed_at = 0
+
+    @property
+    def counters(self) -> dict[WorkerId, CacheCounters]:
+        """The totals that each worker told last."""
+        return {worker_id: self._ledgers[worker_id].counters for worker_id in self._with_head()}
+
+    @property
+    def stale(self) -> set[WorkerId]:
+        """Workers of which deltas are missing until their next snapshot."""
+        return {worker_id for worker_id, ledger in self._ledgers.items() if ledger.is_stale}
+
+    def take_listing(
+        self, entries: Sequence[Entry], revision: int, *, replayable: bool
+    ) -> tuple[list[Effect], int]:
+        """Take all keys as of `revision`.
+
+        Returns the effects, and the revision from which changes are to be told: earlier than the
+        listing when a worker's deltas since its snapshot are in etcd's history and `replayable`.
+        """
+        before = self._with_head()
+        self._ledgers, self._listed_at = {}, revision
+        for entry in entries:
+            if isinstance(entry.record, Part):
+                self._ledger(entry.worker_id).take_part(entry.record)
+        effects: list[Effect] = []
+        for entry in entries:
+            if isinstance(entry.record, Head):
+                effects += self._take_head(entry, entry.record)
+        start = revision + 1
+        for entry in entries:
+            if isinstance(entry.record, Delta):
+                ledger = self._ledger(entry.worker_id)
+                if replayable and _is_behind(ledger, entry.record):
+                    start = min(start, ledger.floor + 1)
+                else:  # what is compacted will not come by listing again: no Gap
+                    ledger.is_stale = ledger.is_stale or _is_behind(ledger, entry.record)
+                    effects += self._take_delta(entry.worker_id, entry.record)
+        gone = sorted(before - self._with_head())
+        return [*effects, *[Gone(worker_id) for worker_id in gone]], start
+
+    def take_change(self, entry: Entry) -> list[Effect]:
+        """Take one change, in the order of their revisions."""
+        ledger = self._ledger(entry.worker_id)
+        if entry.mod_revision <= ledger.floor:
+            return []
+        match entry.record:
+            case Head():
+                return self._take_head(entry, entry.record)
+            case HeadGone():
+                was_there = ledger.head is not None
+                self._ledgers[entry.worker_id] = _Ledger(entry.mod_revision)
+                return [Gone(entry.worker_id)] if was_there else []
+            case Delta():
+                return self._take_delta(entry.worker_id, entry.record)
+            case Part():
+                ledger.take_part(entry.record)
+                return []
+            case _:
+                assert_never(entry.record)
+
+    def _ledger(self, worker_id: WorkerId) -> _Ledger:
+        return self._ledgers.setdefault(worker_id, _Ledger(self._listed_at))
+
+    def _with_head(self) -> set[WorkerId]:
+        return {worker_id for worker_id, ledger in self._ledgers.items() if ledger.head}
+
+    def _take_head(self, entry: Entry, head: Head) -> list[Effect]:
+        worker_id, ledger = entry.worker_id, self._ledger(entry.worker_id)
+        parts = ledger.parts.pop(head.generation, {})
+        ledger.parts.clear()
+        ledger.floor = entry.mod_revision
+        ledger.counters = head.counters
+        known, ledger.head = ledger.head, head
+        is_same_boot = known is not None and known.boot == head.boot
+        if is_same_boot and not ledger.is_stale and ledger.seq == head.seq:
+            return []
+        ledger.seq = head.seq
+        was_stale, ledger.is_stale = ledger.is_stale, len(parts) != head.num_parts
+        if not ledger.is_stale:
+            joined = b"".join([parts[number] for number in sorted(parts)])
+            return [Snapshot(worker_id, head.boot, split_hashes(joined))]
+        forgotten = [] if is_same_boot else [Snapshot(worker_id, head.boot, [])]
+        return [*forgotten, *([] if was_stale else [Gap(worker_id)])]
+
+    def _take_delta(self, worker_id: WorkerId, delta: Delta) -> list[Effect]:
+        ledger = self._ledger(worker_id)
+        if ledger.head is None or delta.boot != ledger.head.boot or delta.seq <= ledger.seq:
+            return []
+        effects: list[Effect] = []
+        if _is_behind(ledger, delta) and not ledger.is_stale:
+            ledger.is_stale = True
+            effects.append(Gap(worker_id))
+        ledger.seq = delta.seq
+        ledger.counters = delta.counters
+        stored, evicted = split_hashes(delta.stored), split_hashes(delta.evicted)
+        return [*effects, Change(worker_id, delta.boot, stored, evicted)]
+
+
+def _is_behind(ledger: _Ledger, delta: Delta) -> bool:
+    is_ours = ledger.head is not None and ledger.head.boot == delta.boot
+    return is_ours and delta.seq > ledger.seq + 1

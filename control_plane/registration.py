@@ -13,6 +13,8 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,9 +25,22 @@ from control_plane.lease import Lease
 from control_plane.prefix_watch import PrefixWatch
 from core.clock import Clock
 from core.errors import ControlPlaneError
+from core.ids import WorkerId
 from core.worker_record import WorkerRecord
 
 _log = logging.getLogger(__name__)
+
+
+class RegisteredEntry(NamedTuple):
+    """A worker's entry as it is in etcd.
+
+    A transaction that expects `value` at `key` is fenced: it fails once the entry is gone or is
+    another process's. What is put under `lease` vanishes with the entry.
+    """
+
+    key: str
+    value: bytes
+    lease: int
 
 
 class RegistrationHandle:
@@ -52,6 +67,8 @@ class RegistrationHandle:
         self._must_register.set()
         self._is_superseded = False
         self._revision = 0
+        self._entry: RegisteredEntry | None = None
+        self._on_registered: list[Callable[[], None]] = []
         self._watch: PrefixWatch | None = None
         self._keeping = asyncio.create_task(self._keep(), name=f"register {record.worker_id}")
 
@@ -61,10 +78,18 @@ class RegistrationHandle:
         return self._record
 
     @property
-    def lease_id(self) -> int | None:
-        """The lease of the present entry, for what shall vanish with it; None while there is
-        none."""
-        return self._lease.id if self._lease and self._registered.is_set() else None
+    def entry(self) -> RegisteredEntry | None:
+        """What is in etcd, for writes in the worker's name; None while it is not there."""
+        return self._entry if self._registered.is_set() else None
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """Whose entry this is."""
+        return self._record.worker_id
+
+    def on_registered(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called after each registration: all that hung on a lost lease is gone."""
+        self._on_registered.append(callback)
 
     def is_valid(self, now: float) -> bool:
         """Whether the entry is certain to be there: the local fence of role decisions and of
@@ -140,17 +165,21 @@ class RegistrationHandle:
         record = self._record = msgspec.structs.replace(
             self._record, registration=max(last, self._record.registration) + 1
         )
+        value = msgspec.json.encode(record)
         revision = await self._client.transaction(
             {self._key: predecessor.value if predecessor else None},
-            [Put(self._key, msgspec.json.encode(record), lease.id)],
+            [Put(self._key, value, lease.id)],
         )
         if revision is None:
             msg = f"the entry of {record.worker_id} changed meanwhile"
             raise ControlPlaneError(msg)
         self._revision = revision
+        self._entry = RegisteredEntry(self._key, value, lease.id)
         self._is_superseded = False
         self._registered.set()
         _log.info("registered %s, registration %d", record.worker_id, record.registration)
+        for callback in self._on_registered:
+            callback()
         if self._watch is None:
             self._watch = PrefixWatch(self._client, self._key, self, world_key=self._keys.world)
 

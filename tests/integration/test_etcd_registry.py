@@ -187,7 +187,9 @@ async def test_transactions_compare_and_set(client: EtcdClient) -> None:
     assert await client.transaction({"/a": None}, [Put("/a", b"1"), Put("/b/1", b"")])
     assert await client.transaction({"/a": None}, [Put("/a", b"2")]) is None
     assert await client.transaction({"/a": b"x"}, [Put("/a", b"2")]) is None
-    revision = await client.transaction({"/a": b"1"}, [Put("/a", b"2")], delete_prefixes=["/b/"])
+    revision = await client.transaction(
+        {"/a": b"1"}, [Put("/a", b"2")], delete_ranges=[("/b/", "/b0")]
+    )
     listing = await client.get_prefix("/")
     assert (listing.revision, [item.value for item in listing.items]) == (revision, [b"2"])
 
@@ -307,8 +309,8 @@ async def test_registered_again_after_a_lease_revoked_by_hand(client: EtcdClient
     handle = registry.register(record())
     await changes.seen()
     await handle.wait_registered()
-    assert handle.lease_id is not None
-    await client.revoke_lease(handle.lease_id)
+    assert handle.entry is not None
+    await client.revoke_lease(handle.entry.lease)
     assert isinstance(await changes.next(), WorkerSuspect)
     assert (await changes.seen()).registration == 2
     await handle.close()
@@ -323,6 +325,7 @@ async def test_registered_again_after_a_freeze_longer_than_the_lease(
     watch = registry.watch_workers(changes.queue.put_nowait)
     handle = registry.register(record())
     await changes.seen()
+    await handle.wait_registered()
     etcd.signal(signal.SIGSTOP)
     await asyncio.sleep(4)  # etcd's clock goes on while it is frozen; there is no event to await
     assert not handle.is_valid(CLOCK.now())

@@ -1,0 +1,318 @@
+"""Whatever is lost, compacted, restarted or told twice: in the end the index equals the truth.
+
+etcd is a dictionary with a history. The reader follows it as `PrefixWatch` does: it lists, hears
+changes from the revision that it asked for, and lists again when these are compacted.
+"""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from control_plane import ledger_state
+from control_plane.ledger_records import (
+    CacheCounters,
+    Delta,
+    Head,
+    decode,
+    join_hashes,
+    snapshot_parts,
+)
+from control_plane.ledger_state import (
+    Change,
+    Effect,
+    Entry,
+    Gap,
+    Gone,
+    ReaderState,
+    Snapshot,
+    WriteDelta,
+    WriterState,
+    WriteSnapshot,
+)
+from core.block_hash import BlockHash
+from core.ids import Boot, WorkerId
+
+HASHES = [BlockHash(bytes([index]) * 16) for index in range(10)]
+WORKERS = [WorkerId("w0"), WorkerId("w1")]
+SOME_HASHES = st.lists(st.sampled_from(HASHES), max_size=5)
+A_WORKER = st.sampled_from(WORKERS)
+Key = tuple[WorkerId, str]
+
+
+class FakeEtcd:
+    """Keys, and their history since the last compaction."""
+
+    def __init__(self) -> None:
+        self.revision = 1
+        self.compacted = 0
+        self.keys: dict[Key, tuple[bytes, int]] = {}
+        self.history: list[tuple[int, Key, bytes | None]] = []
+
+    def commit(self, *changes: tuple[Key, bytes | None]) -> None:
+        self.revision += 1
+        for key, value in changes:
+            if value is None:
+                self.keys.pop(key, None)
+            else:
+                self.keys[key] = (value, self.revision)
+            self.history.append((self.revision, key, value))
+
+    def since(self, revision: int) -> list[tuple[int, Key, bytes | None]]:
+        return [change for change in self.history if change[0] >= revision]
+
+
+class Worker:
+    """A writer whose I/O the test does."""
+
+    def __init__(self, etcd: FakeEtcd, worker_id: WorkerId, life: int) -> None:
+        self.etcd = etcd
+        self.worker_id = worker_id
+        self.boot = Boot(f"{worker_id}-life{life}")
+        self.state = WriterState(self.boot, now=0.0)
+
+    def write(self, now: float, outcome: str) -> bool:
+        """Return whether there was something to write; "failed" may have happened or not."""
+        write = self.state.next_write(now)
+        if write is None:
+            return False
+        if outcome != "failed without effect":
+            self.apply(write)
+        if outcome != "ok":
+            self.state.lost()
+        return True
+
+    def apply(self, write: WriteDelta | WriteSnapshot) -> None:
+        if isinstance(write, WriteDelta):
+            value = msgspec.msgpack.encode(write.delta)
+            return self.etcd.commit(((self.worker_id, "delta"), value))
+        parts = snapshot_parts(write.hashes)
+        prefix = f"snap/{write.generation}/"
+        for number, part in enumerate(parts):
+            self.etcd.commit(((self.worker_id, f"{prefix}{number}"), part))
+        head = Head(self.boot, write.generation, write.seq, len(parts), write.counters)
+        old = [
+            key
+            for key in self.etcd.keys
+            if key[0] == self.worker_id and key[1].startswith("snap/") and prefix not in key[1]
+        ]
+        return self.etcd.commit(
+            ((self.worker_id, "head"), msgspec.msgpack.encode(head)),
+            *[(key, None) for key in old],
+        )
+
+
+class Reader:
+    """A reader whose I/O the test does, and the index that its effects make."""
+
+    def __init__(self, etcd: FakeEtcd) -> None:
+        self.etcd = etcd
+        self.state = ReaderState()
+        self.index: dict[WorkerId, tuple[Boot, set[BlockHash]]] = {}
+        self.must_list = False
+        self.list_now()
+
+    def list_now(self) -> None:
+        self.must_list = False
+        self.next_revision = self._listing(replayable=True)
+        if self.next_revision <= self.etcd.compacted:
+            self.next_revision = self._listing(replayable=False)
+
+    def _listing(self, *, replayable: bool) -> int:
+        entries = [
+            entry
+            for key, (value, revision) in sorted(self.etcd.keys.items())
+            if (entry := entry_of(key, value, revision)) is not None
+        ]
+        effects, start = self.state.take_listing(entries, self.etcd.revision, replayable=replayable)
+        self.take(effects)
+        return start if replayable else self.etcd.revision + 1
+
+    def hear(self, num_revisions: int) -> None:
+        if self.next_revision <= self.etcd.compacted:
+            return self.list_now()
+        end = min(self.next_revision + num_revisions, self.etcd.revision + 1)
+        for revision, key, value in self.etcd.since(self.next_revision):
+            entry = entry_of(key, value, revision) if revision < end else None
+            if entry is not None:
+                self.take(self.state.take_change(entry))
+        self.next_revision = max(self.next_revision, end)
+        return None
+
+    def take(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Snapshot():
+                    self.index[effect.worker_id] = (effect.boot, set(effect.hashes))
+                case Change():
+                    boot, hashes = self.index[effect.worker_id]
+                    assert boot == effect.boot, "a change of a boot without its snapshot"
+                    assert not set(effect.stored) & set(effect.evicted)
+                    hashes |= set(effect.stored)
+                    hashes -= set(effect.evicted)
+                case Gone():
+                    del self.index[effect.worker_id]
+                case Gap():
+                    self.must_list = True
+
+
+def entry_of(key: Key, value: bytes | None, revision: int) -> Entry | None:
+    record = decode(key[1], value)
+    return None if record is None else Entry(key[0], record, revision)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Two workers, one etcd, one reader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = [
+            mock.patch.object(ledger_state, "DELTA_HASHES", 3),
+            mock.patch.object(ledger_state, "_AMORTIZED_BYTES", 48),
+        ]
+        for patch in self.small:
+            patch.start()
+        self.now = 0.0
+        self.lives = 0
+        self.etcd = FakeEtcd()
+        self.workers = {worker_id: self.born(worker_id) for worker_id in WORKERS}
+        self.reader = Reader(self.etcd)
+
+    def born(self, worker_id: WorkerId) -> Worker:
+        self.lives += 1
+        return Worker(self.etcd, worker_id, self.lives)
+
+    @rule(worker_id=A_WORKER, stored=SOME_HASHES, evicted=SOME_HASHES)
+    def step(self, worker_id: WorkerId, stored: list[BlockHash], evicted: list[BlockHash]) -> None:
+        state = self.workers[worker_id].state
+        expected = state.hashes - set(evicted) | set(stored)
+        state.change(stored, evicted)
+        assert state.hashes == expected
+
+    @rule(
+        worker_id=A_WORKER,
+        outcome=st.sampled_from(["ok", "ok", "ok", "failed", "failed without effect"]),
+    )
+    def write(self, worker_id: WorkerId, outcome: str) -> None:
+        self.workers[worker_id].write(self.now, outcome)
+
+    @rule(seconds=st.sampled_from([0.1, 100.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(worker_id=A_WORKER)
+    def worker_restarts(self, worker_id: WorkerId) -> None:
+        self.workers[worker_id] = self.born(worker_id)
+
+    @rule(worker_id=A_WORKER)
+    def lease_is_lost(self, worker_id: WorkerId) -> None:
+        lost = [key for key in self.etcd.keys if key[0] == worker_id]
+        if lost:
+            self.etcd.commit(*[(key, None) for key in lost])
+        self.workers[worker_id].state.lost()
+
+    @rule()
+    def history_is_compacted(self) -> None:
+        self.etcd.compacted = self.etcd.revision
+        self.etcd.history.clear()
+
+    @rule(num_revisions=st.integers(1, 5))
+    def reader_hears(self, num_revisions: int) -> None:
+        self.reader.hear(num_revisions)
+
+    @rule(num_revisions=st.integers(1, 3))
+    def reader_misses(self, num_revisions: int) -> None:
+        """A watch should not; the poll then finds it behind."""
+        self.reader.next_revision = min(
+            self.reader.next_revision + num_revisions, self.etcd.revision + 1
+        )
+        self.reader.must_list = True
+
+    @rule()
+    def reader_lists_again(self) -> None:
+        self.reader.list_now()
+
+    @rule()
+    def reader_restarts(self) -> None:
+        self.reader = Reader(self.etcd)
+
+    @rule()
+    def all_settles(self) -> None:
+        self.now += 1000.0
+        for worker in self.workers.values():
+            while worker.write(self.now, "ok"):
+                pass
+        self.reader.hear(10**6)
+        if self.reader.must_list:
+            self.reader.list_now()
+            self.reader.hear(10**6)
+        assert self.reader.index == {
+            worker_id: (worker.boot, set(worker.state.hashes))
+            for worker_id, worker in self.workers.items()
+        }
+        assert not self.reader.state.stale
+
+    @invariant()
+    def a_listing_reaches_back_only_as_far_as_needed(self) -> None:
+        assert self.reader.next_revision <= self.etcd.revision + 1
+
+    def teardown(self) -> None:
+        self.all_settles()
+        for patch in self.small:
+            patch.stop()
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_quiet_ledger_is_not_written_again() -> None:
+    state = WriterState(Boot("b"), now=0.0)
+    assert isinstance(state.next_write(0.0), WriteSnapshot)
+    assert state.next_write(10**6) is None
+    assert state.snapshot_due_at() is None
+    state.change([HASHES[0]], [])
+    assert isinstance(state.next_write(1.0), WriteDelta)
+    assert state.next_write(2.0) is None
+    assert state.snapshot_due_at() == ledger_state.SNAPSHOT_S
+    assert isinstance(state.next_write(ledger_state.SNAPSHOT_S), WriteSnapshot)
+    assert state.next_write(10**6) is None
+
+
+def test_what_comes_and_goes_between_two_writes_is_not_told() -> None:
+    state = WriterState(Boot("b"), now=0.0)
+    state.next_write(0.0)
+    state.change([HASHES[0]], [])
+    state.change([], [HASHES[0]])
+    assert state.next_write(1.0) is None
+
+
+def test_counters_alone_are_told() -> None:
+    state = WriterState(Boot("b"), now=0.0)
+    state.next_write(0.0)
+    counters = CacheCounters({"local_cache": 16}, preemptions=1)
+    state.count(counters)
+    assert state.next_write(1.0) == WriteDelta(Delta(Boot("b"), 2, b"", b"", counters))
+
+
+def test_a_new_reader_hears_all_deltas_since_the_snapshot() -> None:
+    etcd = FakeEtcd()
+    worker = Worker(etcd, WORKERS[0], 1)
+    for block_hash in HASHES:
+        worker.state.change([block_hash], [])
+        worker.write(0.0, "ok")
+    reader = Reader(etcd)
+    assert reader.index[WORKERS[0]][1] == set(HASHES[:1])
+    reader.hear(100)
+    assert reader.index[WORKERS[0]][1] == set(HASHES)
+
+
+def test_parts_are_below_etcds_limit_and_join_again() -> None:
+    hashes = {BlockHash(index.to_bytes(16, "big")) for index in range(130_000)}
+    parts = snapshot_parts(hashes)
+    assert [len(part) < 1 << 20 for part in parts] == [True] * 3
+    assert b"".join(parts) == join_hashes(sorted(hashes))
