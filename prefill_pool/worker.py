@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, NoReturn
 
 from control_plane.rpc.inbox import Inbox
@@ -78,7 +79,7 @@ class PrefillWorker:
                 if self._ports is not None:
                     self._ports.on_cache_changed(event)
             else:
-                self._inbox.put(lambda attempts, event=event: attempts.engine_says(event))
+                self._inbox.put(partial(Attempts.engine_says, event=event))
 
     def on_failure(self, error: BaseException) -> None:
         """For `EngineThread`: end `run` with what ended the engine."""
@@ -138,7 +139,7 @@ class PrefillWorker:
             if attempts.is_renewal_due():
                 posted = attempts.posted()
                 await pusher.renew(make)
-                self._inbox.put(lambda desk, posted=posted: desk.agent_destroyed(posted))
+                self._inbox.put(partial(Attempts.agent_destroyed, posted=posted))
 
     async def _tell_load(self, pusher: Pusher, ports: PrefillPorts) -> None:
         while True:

@@ -1,0 +1,143 @@
+"""One request that this worker owns, and the path that it took."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from control_plane.rpc.interface import Stream
+from core.ids import RequestId
+from core.lifetime import Duration, Lifetime, RequestTrace
+from core.messages import FirstTokens, StartRequest
+from kv_transfer.handoff.decode_side import DecodeSide, Phase
+
+
+class RequestState(enum.StrEnum):
+    """Where a request stands. Each has a deadline: the request's, and while RECEIVING or SETTLING
+    the attempt's too.
+
+    WAITING     for blocks
+    RECEIVING   blocks reserved, KV on its way
+    RUNNING     the engine computes its tokens
+    SETTLING    every sample has ended; its KV is still on its way
+    """
+
+    WAITING = "waiting"
+    RECEIVING = "receiving"
+    RUNNING = "running"
+    SETTLING = "settling"
+
+
+class Decision(enum.StrEnum):
+    """Why a request's prompt was computed where it was; see `core.lifetime.RequestTrace`."""
+
+    DISAGGREGATED = "disaggregated"
+    LOCAL = "local"
+    LOCAL_HIT = "local_hit"
+    FALLBACK = "fallback"
+    COLOCATED = "colocated"
+
+
+@dataclass(slots=True)
+class Path:
+    """What a request's trace is made of, as far as it is known.
+
+    Attributes:
+        cached_tokens: of the first attempt that said; later ones change nothing.
+        blocks_asked: prompt blocks that the current attempt brings.
+    """
+
+    decision: Decision
+    prefill_worker: str | None = None
+    trial: int = 1
+    cached_tokens: int | None = None
+    blocks_asked: int = 0
+    blocks_reused_decode: int = 0
+    first_tokens: FirstTokens | None = None
+
+    def found_cached(self, num_tokens: int) -> None:
+        """Remember what the first attempt found; a later one may find what the first computed."""
+        if self.cached_tokens is None:
+            self.cached_tokens = num_tokens
+
+    def computed_here(self, decision: Decision) -> None:
+        """The prompt is computed here after all."""
+        self.decision = decision
+        self.prefill_worker = None
+        self.blocks_asked = 0
+        self.first_tokens = None
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A request from `StartRequest` to its last token, and until its blocks are settled.
+
+    Attributes:
+        stream: of the router that sent it.
+        engine_id: its name in the engine; a new dispatch may come while the engine still ends the
+            one before.
+        side: the handoff; None for requests that never had a prefill candidate.
+        next_index: per sample, the index of the next token to send.
+        reported: the trace as the router knows it.
+    """
+
+    start: StartRequest
+    stream: Stream[Any]
+    engine_id: RequestId
+    deadline: float
+    path: Path
+    next_index: list[int]
+    side: DecodeSide | None = None
+    state: RequestState = RequestState.WAITING
+    lifetime: Lifetime = field(default_factory=Lifetime)
+    finished: set[int] = field(default_factory=set)
+    reported: RequestTrace | None = None
+
+    @property
+    def request_id(self) -> RequestId:
+        """The router's name of it."""
+        return self.start.request.request_id
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sample has ended."""
+        return len(self.finished) == self.start.request.sampling.n
+
+    @property
+    def is_handing_off(self) -> bool:
+        """Whether its handoff is not over."""
+        return self.side is not None and self.side.phase is not Phase.ENDED
+
+    def trace(self, worker: str, block_size: int, block_bytes: int) -> RequestTrace:
+        """Return the path so far."""
+        path, lifetime = self.path, self.lifetime
+        tokens = path.first_tokens
+        reused = 0 if tokens is None else tokens.cached_tokens // block_size
+        return RequestTrace(
+            decode_worker=worker,
+            decision=path.decision,
+            prefill_worker=path.prefill_worker,
+            attempt=path.trial,
+            cached_tokens=path.cached_tokens or 0,
+            blocks_transferred=path.blocks_asked,
+            blocks_reused_prefill=reused,
+            blocks_reused_decode=path.blocks_reused_decode,
+            bytes_transferred=path.blocks_asked * block_bytes,
+            reservation_wait_s=lifetime.seconds(Duration.RESERVATION_WAIT),
+            prefill_queue_s=None if tokens is None else tokens.queue_s,
+            prefill_s=None if tokens is None else tokens.prefill_s,
+            prefill_round_trip_s=lifetime.seconds(Duration.PREFILL_ROUND_TRIP),
+            exposed_transfer_s=lifetime.seconds(Duration.EXPOSED_TRANSFER),
+            join_wait_s=lifetime.seconds(Duration.JOIN_WAIT),
+        )
+
+
+def engine_id_of(start: StartRequest) -> RequestId:
+    """Return the request's name in the engine."""
+    return RequestId(f"{start.request.request_id}/{start.dispatch}")
+
+
+def request_id_of(engine_id: RequestId) -> RequestId:
+    """Undo `engine_id_of`, forgetting the dispatch."""
+    return RequestId(engine_id.rpartition("/")[0])

@@ -1,0 +1,56 @@
+"""What a decode worker is wired to; the composition root makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from control_plane.rpc.interface import Stream, StreamListener
+from core.ids import RequestId
+from core.memory_region import MemoryRegion
+from core.messages import DecodeToPrefill, PrefillCandidate, PrefillToDecode
+from engine.engine_thread import EngineThread
+from engine.events import CacheChanged
+from kv_transfer.transfer_thread import TransferThread
+
+
+class FenceableRegion(MemoryRegion, Protocol):
+    """A region that can be moved away from under late writes, see `kv_transfer.region`."""
+
+    def fence(self) -> int:
+        """Move the region, keeping its bytes; returns the new generation."""
+        ...
+
+    def release_sinks(self) -> None:
+        """Unmap the addresses that it had before."""
+        ...
+
+
+Connect = Callable[
+    [PrefillCandidate, StreamListener[PrefillToDecode]],
+    Awaitable[Stream[DecodeToPrefill]],
+]
+"""Open a stream to a prefill worker's boot; raises `core.errors.PeerError`. The stream's
+`peer.boot` is the candidate's, and `on_open` is called before it returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePorts:
+    """Started before `DecodeWorker.run`, stopped after it by whoever made them.
+
+    Attributes:
+        engine: its `on_events` is `DecodeWorker.on_engine_events`, its `on_failure`
+            `DecodeWorker.on_failure`.
+        fabric: its transport has `region` registered; its `on_notification` is
+            `DecodeWorker.on_notification`.
+        on_cache_changed: the cache ledger's writer.
+        on_preempted: records a preempted request in the control plane.
+    """
+
+    engine: EngineThread
+    fabric: TransferThread
+    region: FenceableRegion
+    connect: Connect
+    on_cache_changed: Callable[[CacheChanged], None]
+    on_preempted: Callable[[RequestId], None]

@@ -1,0 +1,326 @@
+"""Handoffs at the decode worker: feeds their state machines and does what these say.
+
+    engine --reserved--> |             | --Ask, Settle--> prefill peers
+    prefill --tokens---> | decode_side | --Retry, Join, EndReservation--> engine
+    fabric --landed----> |   (pure)    | --EmitTokens, Fail--> the request's owner
+    time, fence -------> |             | --Settle--> quarantine --StartFence, Free--> region, engine
+
+The engine hears of an abandoned attempt (which quarantines its blocks) before it hears that the
+quarantine is over: both go to its thread in the order of the effects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol, assert_never
+
+from msgspec.structs import replace
+
+from control_plane.rpc.interface import Stream
+from core.clock import Clock
+from core.ids import Boot, HandoffId, RequestId
+from core.lifetime import Duration, Stamp
+from core.messages import (
+    HandoffSettled,
+    PrefillAsk,
+    PrefillToDecode,
+    RegionDescriptor,
+    WriteNotification,
+)
+from decode_pool.live_request import Decision, LiveRequest, RequestState
+from decode_pool.prefill_peers import PrefillPeers
+from decode_pool.stats import EXPOSED_BUCKETS_S, Histogram
+from engine.engine_thread import EngineThread
+from engine.events import Reserved
+from engine.interface import EngineApi
+from kv_transfer.handoff import decode_messages as d
+from kv_transfer.handoff import decode_side, quarantine
+from kv_transfer.transfer_thread import TransferThread
+
+_log = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """Whoever owns the requests; `decode_pool.requests.Requests`."""
+
+    def find(self, handoff: HandoffId) -> LiveRequest | None:
+        """Return the request that an attempt belongs to, None when it is over."""
+        ...
+
+    def handing_off(self) -> Iterable[LiveRequest]:
+        """Return the requests whose handoff is not over; the caller may end some meanwhile."""
+        ...
+
+    def emit_first(self, live: LiveRequest, effect: d.EmitTokens) -> None:
+        """Send the first tokens on."""
+        ...
+
+    def fail(self, live: LiveRequest, message: str, *, retriable: bool) -> None:
+        """Tell the router that the request cannot go on here."""
+        ...
+
+    def end_if_over(self, live: LiveRequest) -> None:
+        """Forget the request when nothing is left to do for it."""
+        ...
+
+
+class Receiving:
+    """Lives in the worker's task; every method runs there.
+
+    Args:
+        start_fence: moves the region, registers it again, and has `region_ready` called.
+        release_sinks: unmaps what fences left behind.
+    """
+
+    def __init__(  # noqa: PLR0913 - keyword-only wiring, called once
+        self,
+        owner: Owner,
+        *,
+        engine: EngineThread,
+        fabric: TransferThread,
+        peers: PrefillPeers,
+        region: RegionDescriptor,
+        start_fence: Callable[[], object],
+        release_sinks: Callable[[], None],
+        quarantine_s: float,
+        clock: Clock,
+    ) -> None:
+        self._owner = owner
+        self._engine = engine
+        self._fabric = fabric
+        self._peers = peers
+        self._region = region
+        self._start_fence = start_fence
+        self._release_sinks = release_sinks
+        self._clock = clock
+        self._quarantine = quarantine.Quarantine(quarantine_s, generation=region.generation)
+        self._deferred: list[Reserved] = []
+        self.is_starving = False
+        self.outcomes = Counter(dict.fromkeys(d.AttemptOutcome, 0))
+        self.exposed = Histogram(EXPOSED_BUCKETS_S)
+        self.quarantine_s = 0.0
+        self.num_fences = 0
+
+    @property
+    def num_quarantined(self) -> int:
+        """Attempts whose blocks a late write may reach."""
+        return len(self._quarantine.entries)
+
+    # --- events -----------------------------------------------------------------------------
+
+    def reserved(self, event: Reserved) -> None:
+        """The engine reserved blocks. During a fence the ask waits for the new region."""
+        if self._quarantine.is_fencing:
+            self._deferred.append(event)
+            return
+        live = self._owner.find(event.handoff)
+        if live is None or live.side is None or live.side.handoff != event.handoff:
+            return
+        live.state = RequestState.RECEIVING
+        live.path.blocks_reused_decode = event.num_cached_blocks
+        live.lifetime.stamp(Stamp.RESERVED, self._clock.now())
+        generation = self._region.generation
+        self.advance(
+            live,
+            d.BlocksReserved(event.handoff, event.block_ids, event.num_cached_blocks, generation),
+        )
+
+    def prefill_says(self, message: PrefillToDecode) -> None:
+        """A prefill worker's message on any of its streams."""
+        if isinstance(message, HandoffSettled):
+            self._settled(message.handoff)
+            return
+        live = self._owner.find(message.handoff)
+        if live is not None:
+            self.advance(live, message)
+
+    def landed(self, write: WriteNotification) -> None:
+        """A write's notification."""
+        live = self._owner.find(write.handoff)
+        if live is not None:
+            self.advance(live, write)
+
+    def peer_opened(self, stream: Stream[Any]) -> None:
+        """A prefill worker is reachable: send what waited, and ask again for what is unsettled."""
+        self._peers.opened(stream)
+        for handoff in self._quarantine.handoffs_of(stream.peer.boot):
+            self._peers.settle(stream.peer.boot, handoff)
+
+    def peer_suspect(self, stream: Stream[Any], *, suspect: bool) -> None:
+        """A prefill worker's heartbeats stopped, or came back."""
+        self._peers.suspected(stream, suspect=suspect)
+        if suspect:
+            self._tell_all(d.PeerLost(stream.peer.boot, "heartbeats stopped"))
+
+    def peer_closed(self, stream: Stream[Any], reason: str) -> None:
+        """A stream to a prefill worker is gone."""
+        if self._peers.closed(stream):
+            self._tell_all(d.PeerLost(stream.peer.boot, f"stream lost: {reason}"))
+
+    def peer_unreachable(self, boot: Boot, reason: str) -> None:
+        """No stream could be opened: what waited for it was never sent."""
+        for handoff in self._peers.unreachable(boot):
+            live = self._owner.find(handoff)
+            if live is not None:
+                self.advance(live, d.AskUndelivered(handoff, reason))
+
+    def region_ready(self, region: RegionDescriptor) -> None:
+        """The fence is done: late writes land in a sink. Asks go on with the new descriptor."""
+        self._region = region
+        self._quarantine_event(quarantine.Fenced(region.generation))
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            self.reserved(event)
+
+    def tick(self) -> None:
+        """Let deadlines pass."""
+        self._tell_all(d.Tick())
+        self._quarantine_event(quarantine.Tick(starving=self.is_starving))
+
+    def _tell_all(self, event: d.Event) -> None:
+        for live in self._owner.handing_off():
+            self.advance(live, event)
+
+    # --- one request's handoff --------------------------------------------------------------
+
+    def advance(self, live: LiveRequest, event: d.Event) -> None:
+        """Feed a request's handoff and do what it says."""
+        if live.side is None:
+            return
+        now = self._clock.now()
+        live.side, effects = decode_side.advance(live.side, event, now)
+        if live.side.is_kv_complete:
+            live.lifetime.stamp(Stamp.KV_COMPLETE, now)
+        for effect in effects:
+            self._do(live, effect)
+        self._owner.end_if_over(live)
+
+    def _do(self, live: LiveRequest, effect: d.Effect) -> None:
+        match effect:
+            case d.Ask():
+                self._ask(live, effect)
+            case d.Settle():
+                self._settle(effect)
+            case d.EmitTokens():
+                live.path.first_tokens = effect.tokens
+                live.lifetime.stamp(Stamp.FIRST_TOKEN_RECEIVED, self._clock.now())
+                self._owner.emit_first(live, effect)
+            case d.AttemptEnded():
+                self._count(live, effect)
+            case d.Fail():
+                self._owner.fail(live, effect.message, retriable=effect.retriable)
+            case _:
+                self._tell_engine(live, effect)
+
+    def _tell_engine(
+        self, live: LiveRequest, effect: d.Join | d.Retry | d.ComputeLocally | d.EndReservation
+    ) -> None:
+        match effect:
+            case d.Join():
+                self._join(live, effect)
+            case d.Retry():
+                live.state = RequestState.WAITING
+                live.path.trial = effect.successor.attempt.trial
+                self._engine.post(partial(_retry, effect=effect, engine_id=live.engine_id))
+            case d.ComputeLocally():
+                live.state = RequestState.WAITING
+                live.path.computed_here(Decision.FALLBACK)
+                self._engine.post(partial(_compute, effect=effect, engine_id=live.engine_id))
+            case d.EndReservation():
+                self._engine.post(
+                    lambda engine: engine.end_reservation(
+                        effect.handoff, quarantine=not effect.untouched
+                    )
+                )
+            case _:
+                assert_never(effect)
+
+    def _ask(self, live: LiveRequest, effect: d.Ask) -> None:
+        self._fabric.watch()
+        path = live.path
+        path.prefill_worker = effect.candidate.worker_id
+        path.blocks_asked = sum(run.count for run in effect.blocks)
+        live.lifetime.stamp(Stamp.ASKED, self._clock.now())
+        ask = PrefillAsk(
+            handoff=effect.handoff,
+            request=effect.request,
+            first_block=effect.first_block,
+            blocks=effect.blocks,
+            region=self._region,
+            remaining_s=effect.remaining_s,
+        )
+        unreachable = self._peers.ask(effect.candidate, ask)
+        if unreachable is not None:
+            self.advance(live, d.AskUndelivered(effect.handoff, unreachable))
+
+    def _join(self, live: LiveRequest, effect: d.Join) -> None:
+        live.state = RequestState.SETTLING if live.is_finished else RequestState.RUNNING
+        exposed = live.lifetime.seconds(Duration.EXPOSED_TRANSFER)
+        if exposed is not None:
+            self.exposed.observe(exposed)
+        joined = self._engine.call(
+            lambda engine: engine.kv_arrived(
+                effect.handoff, effect.first_tokens, num_received=effect.num_received
+            )
+        )
+        joined.add_done_callback(partial(self._joined, live))
+
+    def _joined(self, live: LiveRequest, future: asyncio.Future[None]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            live.lifetime.stamp(Stamp.JOINED, self._clock.now())
+
+    def _settle(self, effect: d.Settle) -> None:
+        boot = effect.candidate.boot
+        self._quarantine_event(quarantine.Enter(effect.handoff, boot, effect.generation))
+        if self._peers.settle(boot, effect.handoff):
+            self._settled(effect.handoff)  # the ask never left: nobody knows of these blocks
+
+    def _count(self, live: LiveRequest, effect: d.AttemptEnded) -> None:
+        self._fabric.unwatch()
+        self.outcomes[effect.outcome] += 1
+        if effect.outcome is not d.AttemptOutcome.COMPLETED:
+            extra = {"request_id": live.request_id}
+            _log.info("%s %s: %s", effect.handoff, effect.outcome, effect.reason, extra=extra)
+
+    # --- quarantine -------------------------------------------------------------------------
+
+    def _settled(self, handoff: HandoffId) -> None:
+        self._quarantine_event(quarantine.Settled(handoff))
+
+    def _quarantine_event(self, event: quarantine.Event) -> None:
+        self._quarantine, effects = quarantine.advance(self._quarantine, event, self._clock.now())
+        for effect in effects:
+            match effect:
+                case quarantine.StartFence():
+                    self.num_fences += 1
+                    self._tell_all(d.RegionRevoked(self._region.generation))
+                    self._start_fence()
+                case quarantine.Free():
+                    self.quarantine_s += effect.seconds
+                    self._engine.post(partial(_end_quarantine, handoff=effect.handoff))
+                case quarantine.ReleaseSinks():
+                    self._release_sinks()
+                case _:
+                    assert_never(effect)
+
+
+def _retry(engine: EngineApi, *, effect: d.Retry, engine_id: RequestId) -> None:
+    request = replace(effect.request, request_id=engine_id)
+    engine.retry(effect.handoff, effect.successor, request)
+    if effect.untouched:
+        engine.end_quarantine(effect.handoff)
+
+
+def _compute(engine: EngineApi, *, effect: d.ComputeLocally, engine_id: RequestId) -> None:
+    request = replace(effect.request, request_id=engine_id)
+    engine.compute_locally(effect.handoff, request)
+    if effect.untouched:
+        engine.end_quarantine(effect.handoff)
+
+
+def _end_quarantine(engine: EngineApi, *, handoff: HandoffId) -> None:
+    engine.end_quarantine(handoff)

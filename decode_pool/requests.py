@@ -1,0 +1,334 @@
+"""All requests that this worker owns: starts, aborts, tokens in order, deadlines.
+
+    StartRequest -> refused
+                 -> WAITING -> RUNNING ------------------------------> last token -> forgotten
+                       '-> RECEIVING -> (first tokens sent) -> RUNNING      |
+                                               '-> ended by them: SETTLING -'
+
+A token is sent when it comes, once: the next index per sample says what was sent. Of a request
+that the router dispatched anew, only the newer dispatch lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from control_plane.rpc.interface import Stream
+from core.clock import Clock
+from core.config import KvTransferConfig
+from core.errors import RequestError
+from core.ids import Attempt, HandoffId, RequestId
+from core.lifetime import Stamp
+from core.messages import (
+    AbortRequest,
+    PathReport,
+    RequestFailed,
+    RequestRefused,
+    StartRequest,
+)
+from core.request import TokenUpdate
+from core.worker_record import Role, WorkerRecord
+from decode_pool.live_request import (
+    Decision,
+    LiveRequest,
+    Path,
+    RequestState,
+    engine_id_of,
+)
+from decode_pool.receiving import Owner, Receiving
+from decode_pool.stats import DecodeStats
+from decode_pool.token_outbox import TokenOutbox
+from engine.engine_thread import EngineThread
+from engine.events import Admitted, Event, Generated, Mode, Reserved
+from kv_transfer.handoff import decode_messages as d
+from kv_transfer.handoff.decode_side import DecodeSide, Phase, Terms
+
+_log = logging.getLogger(__name__)
+
+OnAdded = Callable[[LiveRequest, asyncio.Future[None]], None]
+
+
+class Requests:
+    """Lives in the worker's task; every method runs there. Implements `receiving.Owner`.
+
+    Args:
+        make_receiving: makes the handoffs' half, which is given the requests' half.
+    """
+
+    def __init__(
+        self,
+        record: WorkerRecord,
+        config: KvTransferConfig,
+        engine: EngineThread,
+        outbox: TokenOutbox,
+        make_receiving: Callable[[Owner], Receiving],
+        clock: Clock,
+    ) -> None:
+        self._record = record
+        self._config = config
+        self._engine = engine
+        self._outbox = outbox
+        self._clock = clock
+        self._live: dict[RequestId, LiveRequest] = {}
+        self._by_engine_id: dict[RequestId, LiveRequest] = {}
+        self._handing_off: dict[RequestId, LiveRequest] = {}
+        self._decisions = Counter(dict.fromkeys(Decision, 0))
+        self._refusing = ""
+        self.receiving = make_receiving(self)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing here has a deadline."""
+        return not self._live and not self.receiving.num_quarantined
+
+    def refuse(self, reason: str) -> None:
+        """Take no new request ("draining", "wrong_role"); "" takes them again."""
+        self._refusing = reason
+
+    # --- the router says --------------------------------------------------------------------
+
+    def start(self, stream: Stream[Any], message: StartRequest, added: OnAdded) -> None:
+        """Own a request, or refuse it.
+
+        Args:
+            added: called on the loop with the engine's answer; it calls `engine_answered`.
+        """
+        request_id = message.request.request_id
+        if self._refusing:
+            self._refuse(stream, message, self._refusing, "this worker takes no new requests")
+            return
+        if not message.candidates and not message.allow_local:
+            self._refuse(stream, message, "no_prefill_worker", "no prefill worker was named")
+            return
+        before = self._live.get(request_id)
+        if before is not None:
+            if message.dispatch <= before.start.dispatch:
+                return  # said twice, or overtaken by a newer dispatch
+            self._end(before)
+        live = self._new(stream, message)
+        request = replace(message.request, request_id=live.engine_id)
+        handoff = None if live.side is None else live.side.handoff
+        mode = Mode.LOCAL if handoff is None else Mode.RECEIVE
+        future = self._engine.call(lambda engine: engine.add(request, mode, handoff=handoff))
+        future.add_done_callback(lambda done: added(live, done))
+
+    def abort(self, message: AbortRequest) -> None:
+        """End a request or one sample of it; say nothing more of it."""
+        live = self._live.get(message.request_id)
+        if live is None or live.start.dispatch != message.dispatch:
+            return
+        sample_index = message.sample_index
+        if sample_index is None:
+            self._end(live)
+        elif sample_index not in live.finished:
+            live.finished.add(sample_index)
+            self._engine.post(lambda engine: engine.abort(live.engine_id, sample_index))
+            self.receiving.advance(live, d.SampleAborted(sample_index))
+            self.end_if_over(live)
+
+    def router_closed(self, stream: Stream[Any]) -> None:
+        """Nobody hears the tokens of this stream's requests any more: end them."""
+        for live in [live for live in self._live.values() if live.stream is stream]:
+            self._end(live)
+
+    # --- the engine says --------------------------------------------------------------------
+
+    def engine_answered(self, live: LiveRequest, future: asyncio.Future[None]) -> None:
+        """The engine queued a request, or would not."""
+        try:
+            future.result()
+        except RequestError as error:
+            if self._live.get(live.request_id) is live:
+                reason = "too_long" if error.status == 400 else "overloaded"
+                self._forget(live)
+                self._refuse(live.stream, live.start, reason, error.message)
+
+    def engine_says(self, event: Event) -> None:
+        """Take one event of a step; those of requests that ended meanwhile change nothing."""
+        match event:
+            case Generated():
+                self._generated(event)
+            case Reserved():
+                self.receiving.reserved(event)
+            case Admitted():
+                self._admitted(event)
+            case _:
+                return
+
+    def _generated(self, event: Generated) -> None:
+        live = self._by_engine_id.get(event.request_id)
+        if live is not None and event.sample_index not in live.finished:
+            self._send(live, event)
+            self.end_if_over(live)
+
+    def _admitted(self, event: Admitted) -> None:
+        live = self._by_engine_id.get(event.request_id)
+        if live is None:
+            return
+        if live.is_handing_off:
+            live.path.computed_here(Decision.LOCAL_HIT)
+            self.receiving.advance(live, d.FoundLocally())
+        live.state = RequestState.RUNNING
+        live.lifetime.stamp(Stamp.RESERVED, self._clock.now())
+        if live.reported is None:
+            live.path.blocks_reused_decode = event.cached_tokens // self._record.block_size
+            live.path.found_cached(event.cached_tokens)
+
+    # --- time -------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Let deadlines pass."""
+        self.receiving.tick()
+        now = self._clock.now()
+        for live in [live for live in self._live.values() if now >= live.deadline]:
+            if not live.is_handing_off:
+                self.fail(live, "the request's time is over", retriable=False)
+
+    def stats(self) -> DecodeStats:
+        """Return gauges and counters."""
+        states = Counter(dict.fromkeys(RequestState, 0))
+        states.update(live.state for live in self._live.values())
+        return DecodeStats(
+            requests_by_state=dict(states),
+            handoffs_by_outcome=dict(self.receiving.outcomes),
+            decisions=dict(self._decisions),
+            exposed_transfer=self.receiving.exposed.snapshot(),
+            quarantined_attempts=self.receiving.num_quarantined,
+            quarantine_s=self.receiving.quarantine_s,
+            fences=self.receiving.num_fences,
+        )
+
+    # --- receiving.Owner --------------------------------------------------------------------
+
+    def find(self, handoff: HandoffId) -> LiveRequest | None:
+        """See `Owner.find`."""
+        return self._handing_off.get(handoff.request_id)
+
+    def handing_off(self) -> list[LiveRequest]:
+        """See `Owner.handing_off`."""
+        return list(self._handing_off.values())
+
+    def emit_first(self, live: LiveRequest, effect: d.EmitTokens) -> None:
+        """See `Owner.emit_first`."""
+        tokens = effect.tokens
+        live.path.found_cached(tokens.cached_tokens)
+        for sample in effect.samples:
+            first = Generated(
+                request_id=live.engine_id,
+                sample_index=sample,
+                start_index=0,
+                token_ids=(tokens.token_ids[sample],),
+                logprobs=tokens.logprobs[sample : sample + 1],
+                finish_reason=tokens.finish_reasons[sample],
+            )
+            self._send(live, first)
+
+    def fail(self, live: LiveRequest, message: str, *, retriable: bool) -> None:
+        """See `Owner.fail`."""
+        failed = RequestFailed(live.request_id, live.start.dispatch, message, retriable)
+        self._outbox.send(live.stream, failed)
+        self._engine.post(lambda engine: engine.abort(live.engine_id))
+        self._forget(live)
+        extra = {"request_id": live.request_id}
+        _log.warning("request failed: %s", message, extra=extra)
+
+    def end_if_over(self, live: LiveRequest) -> None:
+        """See `Owner.end_if_over`."""
+        if live.side is not None and live.is_handing_off:
+            if not live.is_finished:
+                return
+            live.state = RequestState.SETTLING
+            if live.side.phase is Phase.QUEUED:  # its forced outputs had ended it
+                self.receiving.advance(live, d.Aborted())
+            return
+        self._handing_off.pop(live.request_id, None)
+        if live.is_finished:
+            self._forget(live)
+
+    # --- one request ------------------------------------------------------------------------
+
+    def _new(self, stream: Stream[Any], message: StartRequest) -> LiveRequest:
+        now = self._clock.now()
+        request = message.request
+        is_colocated = self._record.role is Role.BOTH
+        decision = Decision.DISAGGREGATED if message.candidates else Decision.LOCAL
+        outputs = request.outputs or ((),) * request.sampling.n
+        live = LiveRequest(
+            start=message,
+            stream=stream,
+            engine_id=engine_id_of(message),
+            deadline=now + message.remaining_s,
+            path=Path(Decision.COLOCATED if is_colocated else decision),
+            next_index=[len(tokens) for tokens in outputs],
+        )
+        live.lifetime.stamp(Stamp.RECEIVED, now)
+        if live.path.decision is Decision.DISAGGREGATED:
+            terms = Terms(
+                boot=self._record.boot,
+                block_size=self._record.block_size,
+                candidates=message.candidates,
+                allow_local=message.allow_local,
+                deadline=live.deadline,
+                try_s=self._config.try_s,
+            )
+            handoff = HandoffId(request.request_id, Attempt(message.dispatch, 1))
+            live.side = DecodeSide(terms, request, handoff)
+            self._handing_off[request.request_id] = live
+        self._live[request.request_id] = live
+        self._by_engine_id[live.engine_id] = live
+        return live
+
+    def _send(self, live: LiveRequest, tokens: Generated) -> None:
+        sample = tokens.sample_index
+        assert tokens.start_index == live.next_index[sample], f"{live.engine_id}: a gap in tokens"
+        live.next_index[sample] += len(tokens.token_ids)
+        if tokens.finish_reason is not None:
+            live.finished.add(sample)
+        if live.reported is None or live.is_finished:
+            self._report(live)
+        update = TokenUpdate(
+            request_id=live.request_id,
+            sample_index=sample,
+            dispatch=live.start.dispatch,
+            start_index=tokens.start_index,
+            token_ids=tokens.token_ids,
+            logprobs=tokens.logprobs,
+            finish_reason=tokens.finish_reason,
+        )
+        self._outbox.add(live.stream, update)
+
+    def _report(self, live: LiveRequest) -> None:
+        """Tell the path with the first token, and again before the last where it changed."""
+        record = self._record
+        trace = live.trace(record.worker_id, record.block_size, record.block_bytes)
+        if live.reported is None:
+            self._decisions[live.path.decision] += 1
+        if trace != live.reported:
+            live.reported = trace
+            report = PathReport(live.request_id, live.start.dispatch, trace)
+            self._outbox.send(live.stream, report)
+
+    def _refuse(self, stream: Stream[Any], message: StartRequest, reason: str, text: str) -> None:
+        request_id = message.request.request_id
+        self._outbox.send(stream, RequestRefused(request_id, message.dispatch, reason, text))
+
+    def _end(self, live: LiveRequest) -> None:
+        """End it everywhere, and say nothing."""
+        self.receiving.advance(live, d.Aborted())
+        self._engine.post(lambda engine: engine.abort(live.engine_id))
+        self._forget(live)
+
+    def _forget(self, live: LiveRequest) -> None:
+        if self._live.get(live.request_id) is live:
+            del self._live[live.request_id]
+            self._handing_off.pop(live.request_id, None)
+        self._by_engine_id.pop(live.engine_id, None)

@@ -1,0 +1,258 @@
+"""The decode worker as its process sees it: a listener for routers, and one task.
+
+Callbacks put what they hear into an inbox; `run` hands it to `Requests`, sends the tokens of all of
+it in one message a stream, ticks, and tells routers the load. Whatever fails there ends `run`, and
+with it the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any, NoReturn
+
+import msgspec
+
+from control_plane.rpc.inbox import Inbox
+from control_plane.rpc.interface import Stream
+from core.clock import Clock
+from core.config import Config
+from core.ids import Boot
+from core.messages import (
+    PrefillToDecode,
+    RegionDescriptor,
+    RouterToWorker,
+    StartRequest,
+    WorkerLoad,
+    WriteNotification,
+)
+from core.worker_record import WorkerRecord
+from decode_pool.live_request import LiveRequest, request_id_of
+from decode_pool.ports import DecodePorts
+from decode_pool.prefill_peers import PrefillPeers
+from decode_pool.receiving import Owner, Receiving
+from decode_pool.requests import Requests
+from decode_pool.stats import DecodeStats
+from decode_pool.token_outbox import TokenOutbox
+from engine.events import CacheChanged, EngineStats, Event, Preempted
+from engine.load import load_of
+from kv_transfer.transport import Notification
+
+_log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+"""Between looks at deadlines while there are requests or quarantined blocks."""
+
+_notifications = msgspec.msgpack.Decoder(WriteNotification)
+
+
+class DecodeWorker:
+    """`StreamListener[RouterToWorker]`, for the roles decode and both.
+
+    Args:
+        record: who this worker is.
+        config: sections `kv_transfer` and `control_plane`.
+    """
+
+    def __init__(self, record: WorkerRecord, config: Config, clock: Clock) -> None:
+        self._record = record
+        self._config = config
+        self._clock = clock
+        self._inbox: Inbox[Requests] = Inbox()
+        self._requests: Requests | None = None
+        self._ports: DecodePorts | None = None
+        self._routers: set[Stream[Any]] = set()
+        self._load: WorkerLoad | None = None
+
+    # --- StreamListener: routers ------------------------------------------------------------
+
+    def on_open(self, stream: Stream[Any]) -> None:
+        """A router connected: it learns the load at once."""
+        self._routers.add(stream)
+        if self._load is not None:
+            stream.send(self._load)
+
+    def on_message(self, stream: Stream[Any], message: RouterToWorker) -> None:
+        """A start or an abort."""
+        if isinstance(message, StartRequest):
+            self._inbox.put(lambda requests: requests.start(stream, message, self._on_added))
+        else:
+            self._inbox.put(lambda requests: requests.abort(message))
+
+    def on_suspect(self, stream: Stream[Any], *, suspect: bool) -> None:
+        """A silent router may come back; its requests go on until its stream closes."""
+
+    def on_closed(self, stream: Stream[Any], reason: str) -> None:
+        """A router left: end its requests."""
+        _log.info("router %s left: %s", stream.peer.name, reason)
+        self._routers.discard(stream)
+        self._inbox.put(lambda requests: requests.router_closed(stream))
+
+    # --- the threads ------------------------------------------------------------------------
+
+    def on_engine_events(self, events: list[Event]) -> None:
+        """For `EngineThread`: the events of one step."""
+        for event in events:
+            if isinstance(event, CacheChanged | Preempted):
+                self._inbox.put(partial(self._tell_control_plane, event=event))
+            else:
+                self._inbox.put(partial(Requests.engine_says, event=event))
+
+    def on_failure(self, error: BaseException) -> None:
+        """For `EngineThread`: end `run` with what ended the engine."""
+        self._inbox.put(lambda _: _raise(error))
+
+    def on_notification(self, notification: Notification) -> None:
+        """For `TransferThread`: a peer's write has landed."""
+        write = _notifications.decode(notification.payload)
+        self._inbox.put(lambda requests: requests.receiving.landed(write))
+
+    def _on_added(self, live: LiveRequest, future: asyncio.Future[None]) -> None:
+        self._inbox.put(lambda requests: requests.engine_answered(live, future))
+
+    def _tell_control_plane(self, _: Requests, *, event: CacheChanged | Preempted) -> None:
+        if self._ports is None:
+            return
+        if isinstance(event, CacheChanged):
+            self._ports.on_cache_changed(event)
+        else:
+            self._ports.on_preempted(request_id_of(event.request_id))
+
+    # --- the process ------------------------------------------------------------------------
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight here."""
+        return 0 if self._requests is None else len(self._requests)
+
+    def refuse(self, reason: str) -> None:
+        """Take no new request from now on: "draining" or "wrong_role"."""
+        self._inbox.put(lambda requests: requests.refuse(reason))
+
+    def stats(self) -> DecodeStats | None:
+        """Return gauges and counters, None before `run`."""
+        return None if self._requests is None else self._requests.stats()
+
+    async def run(self, ports: DecodePorts) -> NoReturn:
+        """Serve until cancelled.
+
+        Raises:
+            ExceptionGroup: something failed that should not; the process must end.
+        """
+        self._ports = ports
+        region = await self._describe_region(ports)
+        outbox = TokenOutbox()
+        async with asyncio.TaskGroup() as group:
+            peers = PrefillPeers(
+                ports.connect, _PrefillListener(self._inbox), group, self._on_unreachable
+            )
+            requests = self._requests = Requests(
+                self._record,
+                self._config.kv_transfer,
+                ports.engine,
+                outbox,
+                partial(self._receiving, ports=ports, peers=peers, region=region, group=group),
+                self._clock,
+            )
+            group.create_task(self._tick(requests))
+            group.create_task(self._tell_load(requests, ports))
+            try:
+                while True:
+                    for deed in await self._inbox.take():
+                        deed(requests)
+                    outbox.flush()
+            finally:
+                peers.close()
+        msg = "a task group ended without an exception"
+        raise AssertionError(msg)
+
+    def _receiving(
+        self,
+        owner: Owner,
+        *,
+        ports: DecodePorts,
+        peers: PrefillPeers,
+        region: RegionDescriptor,
+        group: asyncio.TaskGroup,
+    ) -> Receiving:
+        return Receiving(
+            owner,
+            engine=ports.engine,
+            fabric=ports.fabric,
+            peers=peers,
+            region=region,
+            start_fence=lambda: group.create_task(self._fence(ports)),
+            release_sinks=lambda: ports.engine.post(lambda _: ports.region.release_sinks()),
+            quarantine_s=self._config.kv_transfer.quarantine_s,
+            clock=self._clock,
+        )
+
+    def _on_unreachable(self, boot: Boot, reason: str) -> None:
+        self._inbox.put(lambda requests: requests.receiving.peer_unreachable(boot, reason))
+
+    async def _describe_region(self, ports: DecodePorts) -> RegionDescriptor:
+        metadata = await ports.fabric.call(lambda transport: transport.metadata())
+        return RegionDescriptor(
+            worker_id=self._record.worker_id,
+            boot=self._record.boot,
+            generation=ports.region.generation,
+            address=ports.region.address,
+            num_bytes=ports.region.num_bytes,
+            block_bytes=self._record.block_bytes,
+            layout=self._record.layout,
+            metadata=metadata,
+        )
+
+    async def _fence(self, ports: DecodePorts) -> None:
+        """Between two steps late writes lose the pool; then peers can be told its new address."""
+        await ports.engine.call(lambda _: ports.region.fence())
+        await ports.fabric.call(lambda transport: transport.register(ports.region))
+        region = await self._describe_region(ports)
+        _log.warning("fenced the KV region: generation %d", region.generation)
+        self._inbox.put(lambda requests: requests.receiving.region_ready(region))
+
+    async def _tick(self, requests: Requests) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if not requests.is_idle:
+                self._inbox.put(Requests.tick)
+
+    async def _tell_load(self, requests: Requests, ports: DecodePorts) -> None:
+        while True:
+            stats = await ports.engine.call(lambda engine: engine.stats())
+            requests.receiving.is_starving = _is_starving(stats)
+            self._load = load_of(stats)
+            for stream in self._routers:
+                stream.send(self._load)
+            await asyncio.sleep(self._config.control_plane.heartbeat_s)
+
+
+class _PrefillListener:
+    """`StreamListener[PrefillToDecode]`: what prefill workers say goes into the same inbox."""
+
+    def __init__(self, inbox: Inbox[Requests]) -> None:
+        self._inbox = inbox
+
+    def on_open(self, stream: Stream[Any]) -> None:
+        self._inbox.put(lambda requests: requests.receiving.peer_opened(stream))
+
+    def on_message(self, stream: Stream[Any], message: PrefillToDecode) -> None:
+        del stream  # the attempt that a message names says whose it is
+        self._inbox.put(lambda requests: requests.receiving.prefill_says(message))
+
+    def on_suspect(self, stream: Stream[Any], *, suspect: bool) -> None:
+        self._inbox.put(lambda requests: requests.receiving.peer_suspect(stream, suspect=suspect))
+
+    def on_closed(self, stream: Stream[Any], reason: str) -> None:
+        self._inbox.put(lambda requests: requests.receiving.peer_closed(stream, reason))
+
+
+def _is_starving(stats: EngineStats) -> bool:
+    """Whether quarantined blocks are what waiting requests lack."""
+    available = stats.blocks_free + stats.blocks_cached
+    return stats.num_waiting > 0 and stats.blocks_quarantined > available
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
