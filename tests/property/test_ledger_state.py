@@ -316,3 +316,66 @@ def test_parts_are_below_etcds_limit_and_join_again() -> None:
     parts = snapshot_parts(hashes)
     assert [len(part) < 1 << 20 for part in parts] == [True] * 3
     assert b"".join(parts) == join_hashes(sorted(hashes))
+
+
+def test_a_routine_snapshot_holds_what_deltas_told_and_no_more() -> None:
+    etcd = FakeEtcd()
+    worker = Worker(etcd, WORKERS[0], 1)
+    worker.write(0.0, "ok")
+    worker.state.change(HASHES[:1], [])
+    worker.write(1.0, "ok")
+    worker.state.change(HASHES[1:2], HASHES[:1])
+    worker.write(1000.0, "ok")  # the snapshot is due first
+    reader = Reader(etcd)
+    assert reader.index[WORKERS[0]][1] == set(HASHES[:1])
+    worker.state.change(HASHES[:1], HASHES[1:2])  # nothing is left to tell
+    assert not worker.write(1001.0, "ok")
+    assert reader.index[WORKERS[0]][1] == worker.state.hashes
+
+
+def test_a_gap_is_told_once_and_ends_with_a_snapshot() -> None:
+    etcd = FakeEtcd()
+    worker = Worker(etcd, WORKERS[0], 1)
+    worker.write(0.0, "ok")
+    reader = Reader(etcd)
+    for block_hash in HASHES[:4]:
+        worker.state.change([block_hash], [])
+        worker.write(1.0, "ok")
+    reader.next_revision += 1
+    told: list[Effect] = []
+    with mock.patch.object(reader, "take", told.extend):
+        reader.hear(100)
+    assert [type(effect) for effect in told] == [Gap, Change, Change, Change]
+    assert reader.state.stale == {WORKERS[0]}
+    worker.state.lost()
+    worker.write(2.0, "ok")
+    reader.hear(100)
+    assert reader.index[WORKERS[0]][1] == set(HASHES[:4])
+    assert not reader.state.stale
+
+
+def test_replaying_one_workers_history_does_not_retell_another_s() -> None:
+    etcd = FakeEtcd()
+    quiet, busy = (Worker(etcd, worker_id, 1) for worker_id in WORKERS)
+    busy.write(0.0, "ok")
+    for _ in range(2):
+        quiet.state.change(HASHES, [])
+        quiet.write(0.0, "ok")
+        quiet.state.lost()
+    for block_hash in HASHES[:3]:
+        busy.state.change([block_hash], [])
+        busy.write(0.0, "ok")
+    reader = Reader(etcd)
+    told: list[Effect] = []
+    with mock.patch.object(reader, "take", told.extend):
+        reader.hear(100)
+    assert [effect.worker_id for effect in told] == [WORKERS[1]] * 3
+
+
+def test_a_worker_that_a_listing_lacks_is_gone() -> None:
+    etcd = FakeEtcd()
+    Worker(etcd, WORKERS[0], 1).write(0.0, "ok")
+    reader = Reader(etcd)
+    etcd.commit(*[(key, None) for key in etcd.keys])
+    reader.list_now()
+    assert reader.index == {}
