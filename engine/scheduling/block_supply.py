@@ -59,6 +59,7 @@ class BlockSupply:
             clone = state.memory.allocate(1)[0]
             source = table.replace(shared, clone)
             state.memory.release((), [source])
+            state.retirement.wait_for(state.plan.number)
             state.plan.clone(TableEdit(slot, table.group, shared, clone), source)
         return True
 

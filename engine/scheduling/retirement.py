@@ -42,6 +42,11 @@ class Retirement:
             self.num_coming -= num_blocks
             self._release(sequence)
 
+    def wait_for(self, number: int) -> None:
+        """A plan in the making copies a block that leaving sequences may hold as well: what is let
+        go stays until that plan is applied."""
+        self._leaving = deque((number, sequence, blocks) for _, sequence, blocks in self._leaving)
+
     def let_go(self, sequence: Sequence) -> None:
         """Release a sequence's blocks as soon as no step in flight can touch them."""
         if self._last_applied == self._last_submitted:
