@@ -53,7 +53,7 @@ class WatchedDispatcher(RouterDispatcher):
 class Cluster:
     """A dispatcher and its workers."""
 
-    def __init__(self, network: Any, config: Config = CONFIG) -> None:
+    def __init__(self, network: Any, config: Config = CONFIG, rules: RetryRules = RULES) -> None:
         self.network = network
         self.workers: list[FakeWorker] = []
         self.dispatcher = WatchedDispatcher(
@@ -62,7 +62,7 @@ class Cluster:
             connect=network.connect,
             clock=SystemClock(),
             rng=random.Random(7),
-            rules=RULES,
+            rules=rules,
         )
         self.news: News = network.news
         self.dispatcher.news = self.news
@@ -111,8 +111,10 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def running(network: Any, config: Config = CONFIG) -> AsyncGenerator[Cluster]:
-    cluster = Cluster(network, config)
+async def running(
+    network: Any, config: Config = CONFIG, rules: RetryRules = RULES
+) -> AsyncGenerator[Cluster]:
+    cluster = Cluster(network, config, rules)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         run = group.create_task(cluster.dispatcher.run())
         try:

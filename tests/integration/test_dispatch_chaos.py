@@ -9,12 +9,11 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from core.errors import RequestError
-from core.ids import RequestId
 from core.messages import (
     RequestFailed,
 )
 from core.worker_record import Role
-from tests.dispatch_cluster import Cluster, expected, read, running, settle
+from tests.dispatch_cluster import Cluster, expected, running
 from tests.dispatch_workers import MemoryNetwork
 
 pytestmark = pytest.mark.anyio
@@ -24,30 +23,6 @@ pytestmark = pytest.mark.anyio
 async def cluster() -> AsyncGenerator[Cluster]:
     async with running(MemoryNetwork()) as found:
         yield found
-
-
-async def test_failures_go_elsewhere_or_to_the_client(cluster: Cluster) -> None:
-    for name in ("d0", "d1"):
-        await cluster.add(name, Role.DECODE)
-    stream = cluster.start("r", max_tokens=2)
-    await settle()
-    worker = cluster.find("r")
-    worker.step()
-    del worker.jobs[RequestId("r")]
-    worker.say(RequestFailed(RequestId("r"), 1, "no block", retriable=True))
-    await settle()
-    second = cluster.find("r")
-    assert second is not worker
-    second.step()
-    assert await read(stream) == [expected(2)]
-    doomed = cluster.start("s")
-    await settle()
-    holder = cluster.find("s")
-    del holder.jobs[RequestId("s")]
-    holder.say(RequestFailed(RequestId("s"), 1, "step failed", retriable=False))
-    with pytest.raises(RequestError, match="step failed") as failed:
-        await read(doomed)
-    assert failed.value.status == 500
 
 
 async def _trouble(cluster: Cluster, dice: random.Random) -> None:

@@ -23,6 +23,7 @@ from core.messages import (
 )
 from core.request import TokenUpdate
 from core.worker_record import Role
+from router.dispatch.request_state import RetryRules
 from tests.dispatch_cluster import Cluster, expected, read, running, settle
 from tests.dispatch_workers import FINGERPRINT, GrpcNetwork, MemoryNetwork
 
@@ -234,3 +235,40 @@ async def test_a_worker_that_does_not_answer_is_tried_again_with_back_off(
     worker.is_listening = True
     await cluster.until(lambda: worker.stream is not None)
     assert cluster.dispatcher.is_ready()
+
+
+async def test_failures_go_elsewhere_or_to_the_client(cluster: Cluster) -> None:
+    for name in ("d0", "d1"):
+        await cluster.add(name, Role.DECODE)
+    stream = cluster.start("r", max_tokens=2)
+    await settle()
+    worker = cluster.find("r")
+    worker.step()
+    del worker.jobs[RequestId("r")]
+    worker.say(RequestFailed(RequestId("r"), 1, "no block", retriable=True))
+    await settle()
+    second = cluster.find("r")
+    assert second is not worker
+    second.step()
+    assert await read(stream) == [expected(2)]
+    doomed = cluster.start("s")
+    await settle()
+    holder = cluster.find("s")
+    del holder.jobs[RequestId("s")]
+    holder.say(RequestFailed(RequestId("s"), 1, "step failed", retriable=False))
+    with pytest.raises(RequestError, match="step failed") as failed:
+        await read(doomed)
+    assert failed.value.status == 500
+
+
+async def test_a_worker_that_comes_up_is_used_before_the_wait_is_over() -> None:
+    rules = RetryRules(first_wait_s=30.0, max_wait_s=30.0, lost_patience_s=60.0)
+    async with running(MemoryNetwork(), rules=rules) as cluster:
+        worker = await cluster.add("d0", Role.DECODE)
+        stream = cluster.start("r", max_tokens=1)
+        await settle()
+        assert worker.stream is not None
+        worker.stream.close("killed")
+        await cluster.until(lambda: len(worker.started) == 2)
+        worker.step()
+        assert await read(stream) == [expected(1)]
