@@ -6,10 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import ttft
+from bench import handoff_fabric, ttft
 from bench.figures import Figure, bench_line, table
 
-BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {"ttft": ttft.run}
+BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
+    "handoff_fabric": handoff_fabric.run,
+    "ttft": ttft.run,
+}
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -24,6 +24,7 @@ from core.memory_region import MemoryRegion
 from kv_transfer.descriptors import check_bounds
 from kv_transfer.inprocess_model import (
     Descriptor,
+    Dice,
     FabricEvent,
     Faults,
     Frozen,
@@ -44,9 +45,6 @@ from kv_transfer.transport import (
     WriteState,
 )
 
-if TYPE_CHECKING:
-    from random import Random  # an argument's type; this module owns no dice
-
 
 class InProcessFabric:
     """The hub: every agent's memory, a heap of events, and the faults.
@@ -63,7 +61,7 @@ class InProcessFabric:
         self,
         *,
         now: Callable[[], float],
-        rng: Random,
+        rng: Dice,
         faults: Faults | None = None,
         on_event: Callable[[FabricEvent], None] | None = None,
         lock: AbstractContextManager[object] | None = None,

@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 import enum
+from typing import Protocol
 
 import msgspec
 
 from kv_transfer.transport import Notification, PeerName, Poll, WriteHandle, WriteState
+
+
+class Dice(Protocol):
+    """What is drawn from; `random.Random` is one. The fabric owns none."""
+
+    def random(self) -> float:
+        """Return a float of [0, 1)."""
+        ...
+
+    def uniform(self, a: float, b: float, /) -> float:
+        """Return a float of [a, b]."""
+        ...
+
+    def randrange(self, stop: int, /) -> int:
+        """Return a whole number of [0, stop)."""
+        ...
+
+    def shuffle(self, x: list[Descriptor], /) -> None:
+        """Put `x` into a drawn order."""
+        ...
 
 
 class Faults(msgspec.Struct, frozen=True):

@@ -3,9 +3,9 @@
     loop    call(fn), write(...) ---queue--->  thread   fn(transport), post, poll
     loop    futures, on_notification  <------  thread   one call_soon_threadsafe an iteration
 
-It polls, sleeping `poll_s` between rounds, only while a write is pending or an inbound handoff is
-open (`watch`); otherwise it blocks and takes no processor time. A poll is also what makes a
-transport's progress, for neither backend has a thread of its own.
+It polls, sleeping `poll_s` or more between rounds, only while a write is pending or an inbound
+handoff is open (`watch`); otherwise it blocks and takes no processor time. A poll is also what
+makes a transport progress, for no backend has a thread of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ from kv_transfer.transport import (
 
 MIN_POLL_S = 50e-6
 """Shorter sleeps starve the peer on a small machine: spinning made a round trip 12-48 ms."""
+
+QUIET_S = 0.05
+"""After so long without any event, as while a peer computes, sleeps are `QUIET_FACTOR` longer: a
+sleep of 100 us costs 20 us of processor time, which came to 17% of a core."""
+
+QUIET_FACTOR = 10
 
 _STOPPED = "the fabric stopped"
 
@@ -113,8 +119,9 @@ class TransferThread:
         self._jobs: list[_Job] = []  # guarded by _wake, as are the next two
         self._num_watched = 0
         self._is_stopping = False
-        self._pending: dict[WriteHandle, _Write] = {}  # the thread's own, as is the next
+        self._pending: dict[WriteHandle, _Write] = {}  # the thread's own, as are the next two
         self._replies: list[Callable[[], None]] = []
+        self._last_event = clock.now()
         self._ended = loop.create_future()
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
 
@@ -201,20 +208,22 @@ class TransferThread:
             destroy: close the transport too, on its thread; else it is the caller's again, and its
                 writes may still read our memory.
         """
-        if self._thread.ident is None:
-            if destroy:
-                self._transport.close()
-            return
-        if not self._is_stopping:
-            with self._wake:
-                if destroy:
-                    self._jobs.append(_Job(lambda: self._close(_STOPPED)))
-                self._is_stopping = True
-                self._wake.notify()
-        await asyncio.shield(self._ended)
-        self._thread.join()
+        if self._thread.ident is not None:
+            if not self._is_stopping:
+                self._ask_to_stop(destroy=destroy)
+            await asyncio.shield(self._ended)
+            self._thread.join()
+        if destroy:
+            self._transport.close()  # again at most, unless the thread crashed or never ran
 
     # --- shared -----------------------------------------------------------------------------------
+
+    def _ask_to_stop(self, *, destroy: bool) -> None:
+        with self._wake:
+            if destroy:
+                self._jobs.append(_Job(lambda: self._close(_STOPPED)))
+            self._is_stopping = True
+            self._wake.notify()
 
     def _submit(self, job: Callable[[], None], future: asyncio.Future[Any]) -> None:
         if self._is_stopping or self._ended.done():
@@ -247,6 +256,8 @@ class TransferThread:
         if is_watched or self._pending:
             for notification in self._transport.notifications():
                 self._reply(self._on_notification, notification)
+        if jobs or self._replies:
+            self._last_event = self._clock.now()
         self._flush()
         return not is_stopping
 
@@ -254,9 +265,13 @@ class TransferThread:
         with self._wake:
             if not self._jobs and not self._is_stopping:
                 is_polling = bool(self._pending or self._num_watched)
-                self._wake.wait(self._poll_s if is_polling else None)
+                self._wake.wait(self._pause_s() if is_polling else None)
             jobs, self._jobs = self._jobs, []
             return jobs, self._num_watched > 0, self._is_stopping
+
+    def _pause_s(self) -> float:
+        is_quiet = self._clock.now() - self._last_event > QUIET_S
+        return self._poll_s * (QUIET_FACTOR if is_quiet else 1)
 
     def _poll_writes(self) -> None:
         for handle in list(self._pending):

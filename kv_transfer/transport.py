@@ -121,5 +121,5 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Destroy the agent: afterwards nothing of it writes or reads any more."""
+        """Destroy the agent: afterwards nothing of it writes or reads any more. Idempotent."""
         ...
