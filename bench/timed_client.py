@@ -33,16 +33,19 @@ class TimedClient:
         body = {"model": self.model, "prompt": f"{seed} {' '.join(words)}"}
         return self._post("/tokenize", body)["tokens"][:num_tokens]
 
-    def ttft(self, prompt: list[int], headers: dict[str, str]) -> tuple[float, dict[str, Any]]:
+    def ttft(
+        self, prompt: list[int], headers: dict[str, str], *, max_tokens: int = 1
+    ) -> tuple[float, dict[str, Any]]:
         """Return the seconds until the first token's chunk, and the path that the router told.
 
-        `max_tokens` is 1; the answer is read to its end, so that the cluster is idle afterwards.
+        The answer is read to its end, so that the cluster is idle afterwards. A request that ends
+        at its first token never joins at the decode worker, so its path has no exposed transfer.
         """
         body = msgspec.json.encode(
             {
                 "model": self.model,
                 "prompt": prompt,
-                "max_tokens": 1,
+                "max_tokens": max_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
                 "stream": True,
