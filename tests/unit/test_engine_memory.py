@@ -1,0 +1,97 @@
+"""Block pool, radix cache and tables: what single cases show best."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.block_hash import hash_blocks, namespace_of
+from core.ids import BlockId
+from engine.memory.block_pool import BlockPool, BlockStateError
+from engine.memory.block_table import BlockTable
+from engine.memory.free_runs import FreeRuns
+from engine.memory.kv_memory import KvMemory
+
+
+def fill(memory: KvMemory, tokens: list[int], namespace: bytes = b"") -> list[BlockId]:
+    hashes = hash_blocks(tokens, block_size=4, fingerprint=b"m", namespace=namespace)
+    block_ids = memory.allocate(len(hashes))
+    memory.release(hashes, block_ids)
+    return block_ids
+
+
+def test_blocks_come_in_runs_and_single_ones_from_the_smallest_gap() -> None:
+    pool = BlockPool(16)
+    first = pool.allocate(6)
+    assert first == list(range(6))
+    pool.release([BlockId(2)], ())
+    assert pool.allocate(4) == [6, 7, 8, 9]
+    assert pool.allocate(1) == [2]
+
+
+def test_scattered_blocks_are_given_when_no_run_is_long_enough() -> None:
+    free = FreeRuns(0)
+    free.put([BlockId(i) for i in (1, 2, 3, 5, 9, 8)])
+    assert free.take(5) == [1, 2, 3, 8, 9]
+    assert list(free) == [5]
+
+
+def test_a_transition_that_the_diagram_lacks_names_the_block() -> None:
+    pool = BlockPool(2)
+    (block_id,) = pool.reserve(1)
+    with pytest.raises(BlockStateError, match="hold: block 0 is RESERVED"):
+        pool.hold([block_id])
+    with pytest.raises(BlockStateError, match="CACHED -> FREE: block 0 is RESERVED"):
+        pool.evict([block_id])
+    with pytest.raises(BlockStateError, match="2 blocks wanted, 1 are free"):
+        pool.allocate(2)
+
+
+def test_eviction_is_leaf_first_and_least_recently_used() -> None:
+    memory = KvMemory(6, 4, b"m")
+    old = fill(memory, [1, 2, 3, 4, 5, 6, 7, 8])
+    young = fill(memory, [9, 9, 9, 9, 8, 8, 8, 8])
+    assert memory.cache.evict(1) == [old[1]]
+    memory.pool.evict([old[1]])
+    memory.hold([old[0]])
+    memory.release((), [old[0]])  # used again: now the youngest
+    assert memory.cache.evict(3) == [young[1], young[0], old[0]]
+
+
+def test_namespaces_do_not_share() -> None:
+    memory = KvMemory(8, 4, b"m")
+    fill(memory, [1, 2, 3, 4], namespace_of(tenant="a"))
+    for namespace, num_hits in ((namespace_of(tenant="a"), 1), (namespace_of(tenant="b"), 0)):
+        hashes = hash_blocks([1, 2, 3, 4], block_size=4, fingerprint=b"m", namespace=namespace)
+        assert len(memory.match(hashes, 5)) == num_hits
+
+
+def test_a_prompt_of_whole_blocks_reuses_all_but_the_last() -> None:
+    memory = KvMemory(8, 4, b"m")
+    fill(memory, [1, 2, 3, 4, 5, 6, 7, 8])
+    hashes = hash_blocks([1, 2, 3, 4, 5, 6, 7, 8], block_size=4, fingerprint=b"m")
+    assert len(memory.match(hashes, 8)) == 1
+    assert len(memory.match(hashes, 9)) == 2
+
+
+def test_touching_one_prompt_for_ever_keeps_the_eviction_queue_small() -> None:
+    memory = KvMemory(8, 4, b"m")
+    (block_id,) = fill(memory, [1, 2, 3, 4])
+    for _ in range(1000):
+        memory.hold([block_id])
+        memory.release((), [block_id])
+    assert len(memory.cache._leaves) < 100
+    memory.check_invariants()
+
+
+def test_only_the_tail_is_cloned_and_the_last_sharer_writes_in_place() -> None:
+    pool = BlockPool(8)
+    table = BlockTable(4)
+    table.append(pool.allocate(2))
+    sibling = table.fork()
+    pool.hold(sibling.block_ids)
+    assert table.writable_tail(6, pool) == 1
+    assert table.writable_tail(8, pool) is None  # a block that is not there yet
+    pool.release([sibling.replace(1, pool.allocate(1)[0])], ())
+    assert table.writable_tail(6, pool) is None
+    assert sibling.writable_tail(6, pool) is None
+    assert (sibling.num_shared, sibling.num_exclusive) == (1, 1)

@@ -1,0 +1,447 @@
+"""Scenarios of the scheduler, each on a whole engine with the mock executor."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+
+from core.errors import RequestError
+from core.ids import Attempt, HandoffId, RequestId
+from core.request import EngineRequest, FinishReason
+from core.sampling_params import SamplingParams
+from engine.events import (
+    Admitted,
+    CacheChanged,
+    Computed,
+    Event,
+    Generated,
+    Mode,
+    Preempted,
+    Reserved,
+)
+from tests.replica import EOS, Replica
+
+E = TypeVar("E", bound=Event)
+LONG = list(range(100, 150))  # 50 tokens: 3 full blocks of 16 and a tail
+
+
+def handoff_of(name: str, trial: int = 1) -> HandoffId:
+    return HandoffId(RequestId(name), Attempt(1, trial))
+
+
+def request_of(
+    name: str,
+    prompt: list[int],
+    *,
+    n: int = 1,
+    max_tokens: int = 16,
+    outputs: tuple[tuple[int, ...], ...] = (),
+    priority: int = 0,
+    logit_bias: tuple[tuple[int, float], ...] = (),
+) -> EngineRequest:
+    sampling = SamplingParams(
+        n=n, max_tokens=max_tokens, seed=5, eos_token_ids=(EOS,), logit_bias=logit_bias
+    )
+    return EngineRequest(
+        RequestId(name), tuple(prompt), sampling, outputs=outputs, priority=priority
+    )
+
+
+def of_kind(events: list[Event], kind: type[E]) -> list[E]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_n_samples_compute_the_prompt_once_and_clone_only_the_tail() -> None:
+    replica = Replica()
+    request_id = replica.add(LONG, n=4, max_tokens=8)
+    replica.step()
+    replica.step()
+    stats = replica.engine.stats()
+    assert stats.prompt_tokens_computed == 50
+    assert stats.blocks_owned == 3 + 4  # three shared full blocks, four tails
+    assert stats.block_copies == 3  # the last sharer wrote in place
+    (copies,) = [plan.copies for plan in replica.plans if plan.copies]
+    assert len({copy.source for copy in copies}) == 1
+    replica.run()
+    replica.assert_all_right()
+    outputs = {replica.outputs(request_id, index) for index in range(4)}
+    assert len(outputs) == 4
+    assert sum(plan.num_prompt_tokens for plan in replica.plans) == 50
+    replica.assert_idle()
+
+
+def test_running_sequences_get_a_token_in_every_step_with_a_chunk() -> None:
+    replica = Replica(num_blocks=200, chunk_tokens=32)
+    running = [replica.add([i, i + 1, i + 2], max_tokens=40) for i in range(100, 104)]
+    replica.step()
+    replica.add(list(range(300, 900)), max_tokens=4)
+    before = {request_id: len(replica.outputs(request_id)) for request_id in running}
+    for num_steps in range(1, 19):  # 600 prompt tokens at 32 a step
+        replica.step()
+        assert replica.plans[-1].num_prompt_tokens > 0
+        for request_id in running:
+            assert len(replica.outputs(request_id)) == before[request_id] + num_steps
+    replica.run()
+    replica.assert_all_right()
+
+
+def test_chunks_end_on_block_borders_and_several_prompts_share_a_step() -> None:
+    replica = Replica(chunk_tokens=40)
+    for start in (100, 200, 300):
+        replica.add(list(range(start, start + 30)), max_tokens=1)
+    replica.step()
+    assert [work.num_query for work in replica.plans[0].work] == [30]
+    replica.run()
+    assert all(plan.num_prompt_tokens <= 40 for plan in replica.plans)
+    replica = Replica(chunk_tokens=40)
+    replica.add(list(range(100, 120)), max_tokens=1)
+    replica.add(list(range(200, 260)), max_tokens=1)
+    replica.step()
+    assert [work.num_query for work in replica.plans[0].work] == [20, 16]
+
+
+def test_a_repeated_prompt_reuses_all_but_the_last_token() -> None:
+    replica = Replica()
+    prompt = list(range(100, 148))  # exactly three blocks
+    replica.add(prompt, max_tokens=2)
+    replica.run()
+    replica.add(prompt, max_tokens=2)
+    replica.run()
+    first, second = of_kind(replica.events, Admitted)
+    assert (first.cached_tokens, second.cached_tokens) == (0, 32)
+    stats = replica.engine.stats()
+    assert (stats.prefix_queries, stats.prefix_hits) == (96, 32)
+    assert (stats.prompt_tokens_computed, stats.prompt_tokens_cached) == (64, 32)
+    replica.assert_all_right()
+
+
+def test_partial_tails_are_zeroed_before_use() -> None:
+    replica = Replica(num_blocks=8)
+    request_id = replica.add(LONG[:20], max_tokens=14)
+    replica.step()
+    tail = of_kind(replica.events, Admitted)[0].block_ids[-1]
+    token_bytes = replica.layout.block_bytes // 2 // 16
+    assert replica.plans[0].zeroes == (tail,)
+    assert replica.bytes_of(tail)[4 * token_bytes : 16 * token_bytes] == bytes(12 * token_bytes)
+    replica.run()
+    grown = [block for plan in replica.plans for new in plan.new_blocks for block in new.block_ids]
+    assert len(grown) == 1
+    assert grown[0] in [block for plan in replica.plans for block in plan.zeroes]
+    assert replica.outputs(request_id) == replica.expected(request_id)
+
+
+@pytest.mark.parametrize("max_inflight", [1, 2, 4])
+def test_preemption_takes_the_lowest_priority_and_loses_no_token(max_inflight: int) -> None:
+    replica = Replica(num_blocks=8, max_inflight=max_inflight)
+    for name, priority in (("urgent", 0), ("patient", 1)):
+        request = request_of(name, LONG[: 30 + priority], max_tokens=60, priority=priority)
+        replica.requests[request.request_id] = request
+        replica.engine.add(request, Mode.LOCAL)
+        replica.scheduler._state.history.record(1)  # forecast short, so both are admitted
+    replica.run()
+    preempted = of_kind(replica.events, Preempted)
+    assert {event.request_id for event in preempted} == {RequestId("patient")}
+    assert replica.engine.stats().preemptions == len(preempted)
+    replica.assert_all_right()
+    replica.assert_idle()
+
+
+def test_admission_waits_for_the_forecast_peak() -> None:
+    replica = Replica(num_blocks=16)
+    for _ in range(3):
+        replica.scheduler._state.history.record(120)
+    first = replica.add(LONG[:40], max_tokens=120)
+    second = replica.add(LONG[1:41], max_tokens=120)
+    replica.step()
+    stats = replica.engine.stats()
+    assert (stats.num_running, stats.num_waiting) == (1, 1)
+    replica.run()
+    assert replica.engine.stats().preemptions == 0
+    assert len(replica.outputs(first)) == len(replica.outputs(second)) == 120
+
+
+def test_token_rules_end_at_once() -> None:
+    replica = Replica()
+    only_one = replica.add(LONG, max_tokens=1)
+    at_eos = replica.add(LONG, max_tokens=9, logit_bias=((EOS, 100.0),))
+    later = replica.add(LONG, max_tokens=9, min_tokens=3, logit_bias=((EOS, 100.0),))
+    ignoring = replica.add(LONG, max_tokens=4, ignore_eos=True, logit_bias=((EOS, 100.0),))
+    replica.run()
+    replica.assert_all_right()
+    assert replica.finish_reason(only_one) is FinishReason.LENGTH
+    assert replica.outputs(at_eos) == (EOS,)
+    assert replica.finish_reason(at_eos) is FinishReason.STOP
+    assert len(replica.outputs(later)) == 4
+    assert replica.outputs(later)[-1] == EOS
+    assert replica.outputs(ignoring) == (EOS,) * 4
+    assert replica.finish_reason(ignoring) is FinishReason.LENGTH
+    replica.assert_idle()
+
+
+def test_forced_outputs_are_not_told_again_and_may_have_ended() -> None:
+    replica = Replica()
+    replica.add(LONG, n=3, max_tokens=6)
+    replica.run()
+    full = [replica.outputs(RequestId("r0"), index) for index in range(3)]
+    outputs = (full[0][:4], full[1], ())
+    sampling = replica.requests[RequestId("r0")].sampling
+    again = EngineRequest(RequestId("again"), tuple(LONG), sampling, outputs=outputs)
+    replica.engine.add(again, Mode.LOCAL)
+    replica.run()
+    assert replica.outputs(again.request_id, 0) == full[0][4:]
+    assert replica.generated(again.request_id, 0)[0].start_index == 4
+    (ended,) = replica.generated(again.request_id, 1)
+    assert (ended.token_ids, ended.start_index) == ((), 6)
+    assert ended.finish_reason is FinishReason.LENGTH
+    assert replica.outputs(again.request_id, 2) == full[2]
+    over = EngineRequest(RequestId("over"), tuple(LONG), sampling, outputs=tuple(full))
+    replica.engine.add(over, Mode.LOCAL)
+    assert len(of_kind(replica.step(), Generated)) == 3
+    replica.run()
+    replica.assert_idle()
+
+
+def test_prefill_tells_progress_and_first_tokens_and_holds_until_released() -> None:
+    replica = Replica(chunk_tokens=32)
+    request_id = replica.add(LONG, Mode.PREFILL, n=2, max_tokens=9)
+    replica.run()
+    assert [event.num_computed for event in of_kind(replica.events, Computed)] == [32, 50]
+    block_ids = of_kind(replica.events, Admitted)[0].block_ids
+    assert replica.holds_kv(LONG, block_ids, 50)
+    for index in range(2):
+        assert replica.outputs(request_id, index) == replica.expected(request_id, index)[:1]
+    stats = replica.engine.stats()
+    assert (stats.num_held, stats.num_running, stats.blocks_owned) == (1, 0, 4)
+    replica.engine.abort(request_id)
+    replica.run()
+    assert replica.engine.stats().blocks_owned == 4
+    replica.engine.release(request_id)
+    replica.run()
+    replica.assert_idle()
+    assert replica.engine.stats().blocks_cached == 3
+
+
+def test_prefill_with_forced_outputs_samples_nothing() -> None:
+    replica = Replica()
+    request = request_of("p", LONG, outputs=((5,),))
+    replica.engine.add(request, Mode.PREFILL)
+    replica.run()
+    assert not of_kind(replica.events, Generated)
+    assert of_kind(replica.events, Computed)[-1].num_computed == 50
+    replica.engine.release(request.request_id)
+    replica.run()
+    replica.assert_idle()
+
+
+def test_prefill_aborted_in_mid_prompt_keeps_its_blocks_for_the_writes() -> None:
+    replica = Replica(chunk_tokens=16)
+    waiting = replica.add(LONG[1:], Mode.PREFILL)
+    replica.step()
+    replica.engine.abort(waiting)
+    replica.run()
+    assert replica.engine.stats().blocks_owned == 4
+    replica.engine.release(waiting)
+    never_started = replica.add(LONG, Mode.PREFILL)
+    replica.engine.release(never_started)
+    replica.run()
+    replica.assert_idle()
+
+
+def test_reservation_joins_and_its_prompt_becomes_matchable_only_then() -> None:
+    replica = Replica()
+    request = request_of("d", LONG, n=2, max_tokens=5)
+    handoff = handoff_of("d")
+    replica.requests[request.request_id] = request
+    replica.engine.add(request, Mode.RECEIVE, handoff=handoff)
+    (reserved,) = of_kind(replica.step(), Reserved)
+    assert (len(reserved.block_ids), reserved.num_cached_blocks) == (4, 0)
+    assert replica.engine.stats().num_receiving == 1
+    replica.run()
+    assert not of_kind(replica.events, CacheChanged)
+    replica.write_kv(LONG, reserved.block_ids, 0)
+    first = [replica.expected(request.request_id, index)[0] for index in range(2)]
+    with pytest.raises(ValueError, match="1 first tokens for n = 2"):
+        replica.engine.kv_arrived(handoff, first[:1], num_received=50)
+    replica.engine.kv_arrived(handoff, first, num_received=50)
+    (changed,) = of_kind(replica.step(), CacheChanged)
+    assert len(changed.stored) == 3
+    replica.run()
+    for index in range(2):
+        assert (
+            replica.outputs(request.request_id, index)
+            == (replica.expected(request.request_id, index)[1:])
+        )
+        assert replica.generated(request.request_id, index)[0].start_index == 1
+    stats = replica.engine.stats()
+    assert (stats.prompt_tokens_received, stats.prompt_tokens_computed) == (50, 0)
+    replica.assert_idle()
+
+
+def test_samples_that_ended_with_their_first_token_do_not_run() -> None:
+    replica = Replica()
+    request = request_of("d", LONG, n=2, max_tokens=1)
+    replica.engine.add(request, Mode.RECEIVE, handoff=handoff_of("d"))
+    replica.step()
+    replica.engine.kv_arrived(handoff_of("d"), [3, 4], num_received=50)
+    replica.run()
+    assert not of_kind(replica.events, Generated)
+    assert replica.engine.stats().blocks_cached == 3
+    replica.assert_idle()
+
+
+def test_a_request_whose_reusable_blocks_are_all_here_needs_no_handoff() -> None:
+    replica = Replica()
+    replica.add(LONG, max_tokens=2)
+    replica.run()
+    request = request_of("d", LONG, max_tokens=4)
+    replica.requests[request.request_id] = request
+    replica.engine.add(request, Mode.RECEIVE, handoff=handoff_of("d"))
+    (admitted,) = of_kind(replica.step(), Admitted)
+    assert (admitted.mode, admitted.cached_tokens) == (Mode.LOCAL, 48)
+    replica.engine.end_reservation(handoff_of("d"), quarantine=True)  # too late: harmless
+    replica.run()
+    replica.assert_all_right()
+    short = request_of("short", LONG[:16])  # no reusable block at all
+    replica.engine.add(short, Mode.RECEIVE, handoff=handoff_of("short"))
+    assert of_kind(replica.step(), Reserved)
+    replica.engine.end_reservation(handoff_of("short"), quarantine=False)
+    replica.run()
+    replica.assert_idle()
+
+
+def test_retry_gets_fresh_blocks_while_the_old_ones_are_quarantined() -> None:
+    replica = Replica(num_blocks=10)
+    replica.add(LONG[:16], max_tokens=1)
+    replica.run()
+    request = request_of("d", LONG, max_tokens=3)
+    first, second = handoff_of("d"), handoff_of("d", 2)
+    replica.engine.add(request, Mode.RECEIVE, handoff=first)
+    (before,) = of_kind(replica.step(), Reserved)
+    assert before.num_cached_blocks == 1
+    replica.engine.retry(first, second, request)
+    (after,) = of_kind(replica.step(), Reserved)
+    assert after.handoff == second
+    assert set(before.block_ids[1:]).isdisjoint(after.block_ids)
+    assert replica.engine.stats().blocks_quarantined == 3
+    replica.engine.compute_locally(second, request)
+    replica.run()
+    stats = replica.engine.stats()
+    assert (stats.blocks_quarantined, stats.num_waiting) == (6, 0 if replica.events else 1)
+    assert replica.engine.end_quarantine(first) == 3
+    assert replica.engine.end_quarantine(second) == 3
+    assert replica.engine.end_quarantine(second) == 0
+    replica.requests[request.request_id] = request
+    replica.run()
+    replica.assert_all_right()
+    replica.assert_idle()
+
+
+def test_receptions_are_bounded_by_their_share_and_do_not_block_local_prompts() -> None:
+    replica = Replica(num_blocks=20)
+    for index in range(3):
+        prompt = list(range(100 * index, 100 * index + 60))
+        name = f"d{index}"
+        replica.engine.add(request_of(name, prompt), Mode.RECEIVE, handoff=handoff_of(name))
+    local = replica.add(LONG[:5], max_tokens=3)
+    replica.run()
+    assert replica.engine.stats().num_receiving == 1  # 8 of 20 blocks would exceed 30%
+    assert replica.outputs(local) == replica.expected(local)
+    for index in range(3):
+        replica.engine.end_reservation(handoff_of(f"d{index}"), quarantine=False)
+        replica.run()
+    replica.assert_idle()
+
+
+def test_aborting_a_receiving_request_starts_nothing_when_its_kv_arrives() -> None:
+    replica = Replica()
+    request = request_of("d", LONG, n=2)
+    replica.engine.add(request, Mode.RECEIVE, handoff=handoff_of("d"))
+    replica.step()
+    replica.engine.abort(request.request_id)
+    replica.run()
+    assert replica.engine.stats().blocks_reserved == 4
+    replica.engine.kv_arrived(handoff_of("d"), [1, 2], num_received=50)
+    replica.run()
+    assert not of_kind(replica.events, Generated)
+    replica.assert_idle()
+
+
+def test_aborting_one_sample_leaves_the_others() -> None:
+    replica = Replica()
+    before_fork = replica.add(LONG, n=3, max_tokens=6)
+    replica.engine.abort(before_fork, 0)
+    replica.step()
+    replica.step()
+    replica.engine.abort(before_fork, 2)
+    replica.run()
+    assert replica.outputs(before_fork, 0) == ()
+    assert replica.outputs(before_fork, 1) == replica.expected(before_fork, 1)
+    assert len(replica.outputs(before_fork, 2)) < 6
+    replica.engine.abort(before_fork)  # over already: ignored
+    replica.run()
+    replica.assert_idle()
+
+
+def test_a_block_freed_while_a_step_may_write_it_is_reusable_only_afterwards() -> None:
+    replica = Replica(num_blocks=4, max_inflight=4)
+    request_id = replica.add(LONG[:40], max_tokens=20)
+    replica.step()
+    replica.step()  # two steps in flight
+    replica.engine.abort(request_id)
+    request = request_of("d", LONG, max_tokens=4)
+    replica.engine.add(request, Mode.RECEIVE, handoff=handoff_of("d"))
+    assert not of_kind(replica.step(), Reserved)
+    assert replica.engine.stats().blocks_owned == 3
+    replica.run()
+    assert of_kind(replica.events, Reserved)
+    replica.engine.end_reservation(handoff_of("d"), quarantine=False)
+    replica.run()
+    replica.assert_idle()
+
+
+def test_refusals_name_what_would_be_right() -> None:
+    replica = Replica(num_blocks=4, max_waiting=1)
+    with pytest.raises(RequestError, match="at most 64") as too_long:
+        replica.add(LONG, max_tokens=15)
+    assert (too_long.value.status, too_long.value.code) == (400, "context_length_exceeded")
+    replica.requests.clear()
+    request_id = replica.add(LONG, max_tokens=14)
+    with pytest.raises(RequestError) as full:
+        replica.engine.add(request_of("b", LONG, max_tokens=1), Mode.LOCAL)
+    assert full.value.status == 429
+    with pytest.raises(ValueError, match="here already"):
+        replica.engine.add(request_of(request_id, LONG, max_tokens=1), Mode.LOCAL)
+    with pytest.raises(ValueError, match="prompt is empty"):
+        replica.engine.add(request_of("c", []), Mode.LOCAL)
+    with pytest.raises(ValueError, match="2 forced outputs for n = 1"):
+        replica.engine.add(request_of("c", LONG, outputs=((1,), (2,))), Mode.LOCAL)
+    with pytest.raises(ValueError, match="RECEIVE has one"):
+        replica.engine.add(request_of("c", LONG), Mode.RECEIVE)
+    replica.run()
+    replica.assert_all_right()
+
+
+def test_waiting_is_in_order_of_priority_then_arrival() -> None:
+    replica = Replica(max_slots=1)
+    order = [("late", 1), ("first", 0), ("second", 0)]
+    for name, priority in order:
+        request = request_of(name, LONG[:5], max_tokens=2, priority=priority)
+        replica.engine.add(request, Mode.LOCAL)
+    replica.run()
+    admitted = [event.request_id for event in of_kind(replica.events, Admitted)]
+    assert admitted == ["first", "second", "late"]
+
+
+def test_an_engine_that_cannot_go_on_is_idle_until_something_changes() -> None:
+    replica = Replica(num_blocks=4)
+    held = replica.add(LONG, Mode.PREFILL)
+    blocked = replica.add(LONG[1:], max_tokens=2)
+    replica.run()
+    assert replica.engine.stats().num_waiting == 1
+    assert replica.engine.stats().waiting_prompt_tokens == 49
+    replica.engine.release(held)
+    assert replica.engine.has_work()
+    replica.run()
+    assert replica.outputs(blocked) == replica.expected(blocked)
+    replica.engine.close()
