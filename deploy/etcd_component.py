@@ -31,7 +31,7 @@ class EtcdComponent:
         self._data_directory = data_directory
         self._log_path = log_path
         self._clock = clock
-        self._server = EmbeddedEtcd(data_directory, log_path=log_path, clock=clock)
+        self._server = EmbeddedEtcd(data_directory, log_path=log_path)
 
     @property
     def endpoint(self) -> str:
@@ -64,7 +64,7 @@ class EtcdComponent:
             say(f"{NAME:<12} died ({describe_exit(code)}), starts again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             self._server = EmbeddedEtcd(
-                self._data_directory, log_path=self._log_path, client_port=port, clock=self._clock
+                self._data_directory, log_path=self._log_path, client_port=port
             )
             try:
                 await self._server.start()

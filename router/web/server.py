@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from typing import Protocol
 
 from granian._granian import SocketHolder
 from granian.constants import HTTPModes, Interfaces
 from granian.server.embed import Server
 
 from core.errors import UsageError
-from router.web.app import RouterApp
+from router.web.asgi import Receive, Scope, Send
 
 _log = logging.getLogger(__name__)
 
@@ -52,10 +53,26 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+class ServedApp(Protocol):
+    """An ASGI application that can end what it is doing."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        ...
+
+    def abort_all(self) -> None:
+        """End all running answers."""
+        ...
+
+    def close(self) -> None:
+        """Release threads."""
+        ...
+
+
 class _SocketServer(Server):
     """granian's embedded server on a given socket, which it owns from here on."""
 
-    def __init__(self, app: RouterApp, sock: socket.socket) -> None:
+    def __init__(self, app: ServedApp, sock: socket.socket) -> None:
         super().__init__(
             app,
             interface=Interfaces.ASGINL,
@@ -78,7 +95,7 @@ class ApiServer:
     then they end with an error.
     """
 
-    def __init__(self, app: RouterApp, host: str, port: int) -> None:
+    def __init__(self, app: ServedApp, host: str, port: int) -> None:
         """Raises: UsageError: the port cannot be had; one line."""
         self._app = app
         sock = listen(host, port)
@@ -109,7 +126,7 @@ class ApiServer:
 
 
 async def serve(
-    app: RouterApp, host: str, port: int, *, stop: asyncio.Event, drain_s: float
+    app: ServedApp, host: str, port: int, *, stop: asyncio.Event, drain_s: float
 ) -> None:
     """Serve until `stop` is set, then drain.
 

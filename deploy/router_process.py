@@ -1,0 +1,101 @@
+"""One router process: text, dispatch and HTTP, fed by the registry and the cache ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from contextlib import AsyncExitStack
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+
+from control_plane.etcd_client import EtcdClient
+from control_plane.ledger import LedgerReader
+from control_plane.registry import Registry
+from control_plane.rpc.client import connect
+from core.clock import Clock, SystemClock
+from core.config import Config
+from core.ids import new_boot
+from core.log import configure
+from core.worker_record import Hello
+from deploy.address import reachable_url
+from deploy.options import RouterOptions
+from deploy.readiness import Readiness, announce
+from deploy.stop_signal import stop_requested
+from router.dispatch.dispatcher import RouterDispatcher
+from router.text.text_model import TextModel
+from router.web.app import create_app
+from router.web.server import ApiServer
+
+DRAIN_S = 5.0
+"""From SIGTERM until answers that still run are ended."""
+
+
+async def run_router(config: Config, options: RouterOptions) -> None:
+    """Serve until SIGTERM or SIGINT; needs no worker to start.
+
+    Raises:
+        UsageError: before readiness: the model's text side, a setting or the port cannot be used.
+        ExceptionGroup: something failed that should not.
+    """
+    configure(config.log, process=options.name)
+    stop = stop_requested()
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        text = await asyncio.to_thread(TextModel.load, options.model_path)
+        dispatcher = _dispatcher(config, options, clock)
+        server = _server(config, dispatcher, text, clock)
+        running = asyncio.create_task(dispatcher.run(), name="dispatch")
+        await _follow_cluster(config, dispatcher, clock, stack)
+        server.start()
+        serving = asyncio.create_task(server.wait(), name="http")
+        stopping = asyncio.create_task(stop.wait(), name="stop signal")
+        url = reachable_url(config.http.host, server.port)
+        announce(options.ready_fd, Readiness(options.name, os.getpid(), url))
+        tasks = {running, serving, stopping}
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        await server.stop(DRAIN_S)
+        await dispatcher.stop()
+        await running
+
+
+def _dispatcher(config: Config, options: RouterOptions, clock: Clock) -> RouterDispatcher:
+    hello = Hello(
+        kind="router",
+        name=options.name,
+        boot=new_boot(),
+        cluster=config.control_plane.cluster,
+    )
+    return RouterDispatcher(
+        config, hello=hello, connect=connect, clock=clock, rng=random.SystemRandom()
+    )
+
+
+def _server(
+    config: Config, dispatcher: RouterDispatcher, text: TextModel, clock: Clock
+) -> ApiServer:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    registry.register(dispatcher.metrics)
+    app = create_app(
+        dispatcher=dispatcher, text=text, config=config, clock=clock, registry=registry
+    )
+    return ApiServer(app, config.http.host, config.http.port)
+
+
+async def _follow_cluster(
+    config: Config, dispatcher: RouterDispatcher, clock: Clock, stack: AsyncExitStack
+) -> None:
+    """Tell the dispatcher who is there and what their caches hold, for as long as `stack` lives."""
+    settings = config.control_plane
+    client = EtcdClient(settings, clock=clock)
+    await client.connect()
+    stack.push_async_callback(client.close)
+    registry = Registry(client, settings.cluster, clock, lease_s=settings.lease_s)
+    workers = registry.watch_workers(dispatcher.on_worker_change)
+    stack.push_async_callback(workers.close)
+    ledger = LedgerReader(client, settings.cluster, dispatcher)
+    stack.push_async_callback(ledger.close)

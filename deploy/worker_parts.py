@@ -1,0 +1,150 @@
+"""The parts of a worker that compute and move bytes, started in an order that wastes no second.
+
+region -> (weights | fabric agent | its first pages, at once) -> pool worker -> threads
+
+Each part is stopped by the exit stack, after whatever was started later: threads first, then the
+agent with the transfer thread, the region last, when nothing can read or write it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from core.clock import Clock
+from core.config import Config
+from core.errors import ConfigError
+from core.ids import new_boot
+from core.worker_record import Role, WorkerRecord
+from decode_pool.worker import DecodeWorker
+from deploy.options import WorkerOptions
+from deploy.replica import ReplicaPlan, load_executor, make_engine, plan_replica
+from deploy.worker_metrics import WorkerMetrics
+from engine.engine_thread import EngineThread
+from engine.executor.interface import Executor
+from kv_transfer.nixl_transport import NixlTransport
+from kv_transfer.region import HostRegion
+from kv_transfer.transfer_thread import TransferThread
+from kv_transfer.transport import Notification, PeerName
+from prefill_pool.worker import PrefillWorker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """One worker's inside.
+
+    Attributes:
+        record: who it is; its addresses are empty until its servers listen.
+        agent: its name on the fabric.
+    """
+
+    record: WorkerRecord
+    agent: PeerName
+    region: HostRegion
+    engine: EngineThread
+    fabric: TransferThread
+    worker: PrefillWorker | DecodeWorker
+    metrics: WorkerMetrics
+
+
+async def start_parts(
+    config: Config, options: WorkerOptions, clock: Clock, stack: AsyncExitStack
+) -> WorkerParts:
+    """Load the model, start the fabric, and start both threads.
+
+    Raises:
+        ModelError: the model cannot be served.
+        ConfigError: a setting cannot be used.
+        FabricError: the fabric does not start.
+    """
+    if config.kv_transfer.backend != "nixl":
+        msg = (
+            f"kv_transfer.backend = {config.kv_transfer.backend!r}: joins workers inside one "
+            "process only (tests, simulation); a worker process needs 'nixl'"
+        )
+        raise ConfigError(msg)
+    plan = plan_replica(config, options.model_path)
+    region = HostRegion(plan.num_blocks * plan.layout.block_bytes)
+    stack.callback(region.close)
+    boot = new_boot()
+    agent = PeerName(f"{options.worker_id}@{boot}")
+    executor, transport, _ = await asyncio.gather(
+        asyncio.to_thread(load_executor, config, plan, options.model_path, region),
+        asyncio.to_thread(NixlTransport, agent, listen=config.kv_transfer.listen),
+        asyncio.to_thread(region.prefault),
+    )
+    record = WorkerRecord(
+        worker_id=options.worker_id,
+        boot=boot,
+        registration=0,  # etcd's client counts
+        role=options.role,
+        address="",
+        metrics_address="",
+        model=plan.model_name,
+        model_fingerprint=plan.spec.fingerprint,
+        layout=plan.layout.fingerprint(),
+        numerics=executor.numerics,
+        block_size=plan.layout.block_size,
+        block_bytes=plan.layout.block_bytes,
+        num_blocks=plan.num_blocks,
+        max_model_len=plan.max_model_len,
+        fabric=config.kv_transfer.backend,
+        transport=transport.health().transport,
+        pid=os.getpid(),
+    )
+    is_prefill = options.role is Role.PREFILL
+    worker = (PrefillWorker if is_prefill else DecodeWorker)(record, config, clock)
+    metrics = WorkerMetrics(record, worker)
+    engine = _start_engine(config, plan, executor, worker, stack)
+    fabric = _start_fabric(config, transport, worker, metrics, clock, stack)
+    await fabric.call(lambda handed_over: handed_over.register(region))
+    return WorkerParts(record, agent, region, engine, fabric, worker, metrics)
+
+
+def _start_engine(
+    config: Config,
+    plan: ReplicaPlan,
+    executor: Executor,
+    worker: PrefillWorker | DecodeWorker,
+    stack: AsyncExitStack,
+) -> EngineThread:
+    engine = EngineThread(
+        make_engine(config, plan, executor),
+        loop=asyncio.get_running_loop(),
+        on_events=worker.on_engine_events,
+        on_failure=worker.on_failure,
+    )
+    stack.push_async_callback(engine.stop)
+    engine.start()
+    return engine
+
+
+def _start_fabric(
+    config: Config,
+    transport: NixlTransport,
+    worker: PrefillWorker | DecodeWorker,
+    metrics: WorkerMetrics,
+    clock: Clock,
+    stack: AsyncExitStack,
+) -> TransferThread:
+    fabric = TransferThread(
+        transport,
+        loop=asyncio.get_running_loop(),
+        on_notification=(
+            worker.on_notification if isinstance(worker, DecodeWorker) else _nobody_writes_here
+        ),
+        poll_s=config.kv_transfer.poll_s,
+        clock=clock,
+        on_outcome=metrics.fabric.observe,
+    )
+    stack.push_async_callback(fabric.stop)
+    fabric.start()
+    return fabric
+
+
+def _nobody_writes_here(notification: Notification) -> None:
+    """A prefill worker tells nobody its descriptors."""
+    msg = f"a write of {notification.peer} arrived at a prefill worker"
+    raise AssertionError(msg)

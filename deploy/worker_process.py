@@ -1,0 +1,252 @@
+"""One worker process: its parts, its servers, its place in the cluster.
+
+    parts -> gRPC and HTTP listen -> registered -> ready ... SIGTERM -> refuse, finish -> deregister
+          -> servers stop -> parts stop
+
+Everything is owned by one exit stack; whatever fails that should not ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+from msgspec.structs import replace
+
+from control_plane.etcd_client import EtcdClient
+from control_plane.ledger_writer import LedgerWriter
+from control_plane.registration import RegistrationHandle
+from control_plane.registry import Registry
+from control_plane.rpc.client import connect
+from control_plane.rpc.interface import Stream, StreamListener
+from control_plane.rpc.server import RpcServer
+from core.clock import Clock, SystemClock
+from core.config import Config
+from core.ids import RequestId
+from core.log import configure
+from core.messages import DecodeToPrefill, PrefillCandidate, PrefillToDecode
+from core.worker_record import Hello, WorkerRecord
+from decode_pool.ports import DecodePorts
+from deploy.options import WorkerOptions
+from deploy.readiness import Readiness, announce
+from deploy.stop_signal import stop_requested
+from deploy.worker_http import WorkerApp
+from deploy.worker_parts import WorkerParts, start_parts
+from engine.events import CacheChanged, EngineStats
+from kv_transfer.nixl_transport import NixlTransport
+from prefill_pool.ports import PrefillPorts
+from prefill_pool.worker import PrefillWorker
+from router.web.server import ApiServer
+
+DRAIN_S = 5.0
+"""From SIGTERM until what still runs is ended."""
+
+_DRAIN_POLL_S = 0.02
+_STOP_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+async def run_worker(config: Config, options: WorkerOptions) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        UsageError: before readiness: the model, a setting or an address cannot be used.
+        ExceptionGroup: something failed that should not.
+    """
+    configure(config.log, process=options.worker_id)
+    stop = stop_requested()
+    async with AsyncExitStack() as stack:
+        process = _WorkerProcess(config, options, SystemClock())
+        await process.start(stack)
+        running = asyncio.create_task(process.run(), name=options.worker_id)
+        stopping = asyncio.create_task(stop.wait(), name="stop signal")
+        is_up = await _first_of(running, stopping, process.registered())
+        if is_up:
+            announce(options.ready_fd, await process.readiness())
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        stopping.cancel()
+        await process.drain()
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def _first_of(
+    running: asyncio.Task[None], stopping: asyncio.Task[Any], wanted: Coroutine[Any, Any, None]
+) -> bool:
+    """Return whether `wanted` came before the worker's end and the stop signal."""
+    waiting = asyncio.create_task(wanted)
+    await asyncio.wait({running, stopping, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    return not running.done() and not stopping.done()
+
+
+class _WorkerProcess:
+    """Joins the parts to the control plane."""
+
+    def __init__(self, config: Config, options: WorkerOptions, clock: Clock) -> None:
+        self._config = config
+        self._options = options
+        self._clock = clock
+        self._parts: WorkerParts
+        self._record: WorkerRecord
+        self._registration: RegistrationHandle
+        self._ledger: LedgerWriter
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Start everything but the pool's task; see `run_worker` for what is raised."""
+        config, options = self._config, self._options
+        parts = self._parts = await start_parts(config, options, self._clock, stack)
+        rpc = RpcServer(self._hello, config=config.control_plane, clock=self._clock)
+        if isinstance(parts.worker, PrefillWorker):
+            rpc.listen("decode", parts.worker)
+            rpc.listen("router", parts.worker.router_streams)
+        else:
+            rpc.listen("router", parts.worker)
+        app = WorkerApp(parts.metrics.registry, refresh=self._refresh, is_ready=self._is_ready)
+        http = ApiServer(app, options.listen_host, 0)
+        # The record is whole before the first stream: a handshake shows it.
+        self._record = replace(
+            parts.record, metrics_address=f"{options.advertise_host}:{http.port}"
+        )
+        port = await rpc.start(options.listen_host, options.listen_port)
+        stack.push_async_callback(rpc.stop, _STOP_S)
+        self._record = replace(self._record, address=f"{options.advertise_host}:{port}")
+        http.start()
+        stack.push_async_callback(http.stop, _STOP_S)
+        await self._join_cluster(stack)
+
+    async def _join_cluster(self, stack: AsyncExitStack) -> None:
+        settings = self._config.control_plane
+        client = EtcdClient(settings, clock=self._clock)
+        await client.connect()
+        stack.push_async_callback(client.close)
+        registry = Registry(client, settings.cluster, self._clock, lease_s=settings.lease_s)
+        self._registration = registry.register(self._record)
+        stack.push_async_callback(self._registration.close)
+        self._ledger = LedgerWriter(
+            client,
+            settings.cluster,
+            self._registration,
+            clock=self._clock,
+            ledger_hz=settings.ledger_hz,
+        )
+        stack.push_async_callback(self._ledger.close)
+
+    async def run(self) -> None:
+        """Serve; raises what must end the process."""
+        parts = self._parts
+        if isinstance(parts.worker, PrefillWorker):
+            await parts.worker.run(self._prefill_ports())
+        else:
+            await parts.worker.run(self._decode_ports())
+
+    async def registered(self) -> None:
+        """Return once the worker's entry is in etcd, however long etcd is away."""
+        await self._registration.wait_registered()
+
+    async def readiness(self) -> Readiness:
+        """Return what the launcher prints."""
+        record = self._record
+        health = await self._parts.fabric.call(lambda transport: transport.health())
+        return Readiness(
+            name=record.worker_id,
+            pid=record.pid,
+            address=record.address,
+            fabric=record.fabric,
+            transport=health.transport,
+            model=record.model,
+        )
+
+    async def drain(self) -> None:
+        """Take nothing new, and wait for what runs, at most `DRAIN_S`."""
+        self._parts.worker.refuse("draining")
+        for _ in range(round(DRAIN_S / _DRAIN_POLL_S)):
+            if not self._num_open():
+                return
+            await asyncio.sleep(_DRAIN_POLL_S)
+        _log.warning("%d requests are ended unfinished", self._num_open())
+
+    def _num_open(self) -> int:
+        worker = self._parts.worker
+        is_prefill = isinstance(worker, PrefillWorker)
+        return worker.num_attempts if is_prefill else worker.num_requests
+
+    def _hello(self) -> Hello:
+        record = self._record
+        return Hello(
+            kind="worker",
+            name=record.worker_id,
+            boot=record.boot,
+            cluster=self._config.control_plane.cluster,
+            model_fingerprint=record.model_fingerprint,
+            layout=record.layout,
+        )
+
+    def _is_ready(self) -> bool:
+        return self._registration.entry is not None
+
+    async def _refresh(self) -> None:
+        """Take fresh snapshots for a scrape."""
+        parts = self._parts
+        parts.metrics.show_engine(await parts.engine.call(lambda engine: engine.stats()))
+        parts.metrics.fabric.show(await parts.fabric.call(lambda transport: transport.health()))
+
+    # --- what the pools are wired to --------------------------------------------------------
+
+    def _prefill_ports(self) -> PrefillPorts:
+        parts, listen = self._parts, self._config.kv_transfer.listen
+        return PrefillPorts(
+            engine=parts.engine,
+            fabric=parts.fabric,
+            region=parts.region,
+            new_transport=lambda: NixlTransport(parts.agent, listen=listen),
+            on_cache_changed=self._cache_changed,
+        )
+
+    def _decode_ports(self) -> DecodePorts:
+        parts = self._parts
+        return DecodePorts(
+            engine=parts.engine,
+            fabric=parts.fabric,
+            region=parts.region,
+            connect=self._connect,
+            on_cache_changed=self._cache_changed,
+            on_preempted=self._preempted,
+        )
+
+    async def _connect(
+        self, candidate: PrefillCandidate, listener: StreamListener[PrefillToDecode]
+    ) -> Stream[DecodeToPrefill]:
+        hello = replace(self._hello(), kind="decode", expected_boot=candidate.boot)
+        return await connect(
+            candidate.address,
+            hello,
+            listener,
+            config=self._config.control_plane,
+            clock=self._clock,
+        )
+
+    def _cache_changed(self, event: CacheChanged) -> None:
+        self._ledger.publish(event.stored, event.evicted)
+        self._parts.engine.call(lambda engine: engine.stats()).add_done_callback(self._count)
+
+    def _count(self, stats: asyncio.Future[EngineStats]) -> None:
+        """Tell the ledger the totals; a future of an engine that stopped has none."""
+        if stats.cancelled() or stats.exception() is not None:
+            return
+        totals = stats.result()
+        hits = {
+            "local_compute": totals.prompt_tokens_computed,
+            "local_cache": totals.prompt_tokens_cached,
+            "transferred": totals.prompt_tokens_received,
+        }
+        self._ledger.publish(hits=hits, preemptions=totals.preemptions)
+
+    def _preempted(self, request_id: RequestId) -> None:
+        self._ledger.preempted(request_id, "recompute")
