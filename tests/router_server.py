@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def configured(**sections: dict[str, object]) -> Config:
 @asynccontextmanager
 async def serving(
     dispatcher: Dispatcher, config: Config | None = None
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncGenerator[httpx.AsyncClient]:
     """Serve, and yield a client of it."""
     app = create_app(
         dispatcher=dispatcher,
@@ -67,3 +68,12 @@ def events(body: str) -> list[str]:
     blocks = [block for block in body.split("\n\n") if block and not block.startswith(":")]
     assert all(block.startswith("data: ") for block in blocks), body
     return [block.removeprefix("data: ") for block in blocks]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the server work until `condition` holds, at most 5 s; it has no event to wait for."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 5
+    while not condition():
+        assert loop.time() < end, "it did not come true within 5 s"
+        await asyncio.sleep(0.001)

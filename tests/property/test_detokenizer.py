@@ -4,6 +4,7 @@ are."""
 from __future__ import annotations
 
 import functools
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,7 +65,7 @@ texts = st.text(characters, max_size=40) | st.sampled_from(
 def _fed(detokenizer: Detokenizer, ids: list[int], borders: list[int]) -> list[str]:
     """Feed `ids` cut at `borders`; return the increments, the flushed rest last."""
     cuts = [0, *sorted(min(border, len(ids)) for border in borders), len(ids)]
-    pieces = [detokenizer.feed(ids[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    pieces = [detokenizer.feed(ids[a:b]) for a, b in pairwise(cuts)]
     return [*pieces, detokenizer.flush()]
 
 
@@ -130,7 +131,7 @@ def test_stop_strings_do_not_depend_on_borders(
     end, _, stop = min(ends, default=(len(text), 0, ""))
     matcher = StopMatcher(stops)
     cuts = [0, *sorted(min(border, len(text)) for border in borders), len(text)]
-    released = [matcher.feed(text[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    released = [matcher.feed(text[a:b]) for a, b in pairwise(cuts)]
     joined = "".join([*released, matcher.flush()])
     assert joined == (text[: end - len(stop)] if stop else text)
     assert matcher.matched == (stop or None)

@@ -21,12 +21,19 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 
 TEMPLATES = [
-    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }}\n{% endfor %}",
-    "{%- for m in messages %}\n    {% if m.role == 'user' %}\n  U:{{ m.content }}\n    {% endif %}\n{% endfor %}",
-    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}",
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m['content'] | trim }}\n{% endfor %}",
+    """{%- for m in messages %}
+    {% if m.role == 'user' %}
+  U:{{ m.content }}
+    {% endif %}
+{% endfor %}""",
+    """{% for m in messages %}{% if m.role == 'assistant' %}
+{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}""",
     "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
-    "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
-    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    """{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}
+{{ m.content }}{% endfor %}""",
+    """{% set ns = namespace(n=0) %}
+{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}""",
     "{{ tools is none }}{{ documents is none }}{{ missing }}{{ enable_thinking | default(true) }}",
     "{% if add_generation_prompt %}>>>{% endif %}{{ dict(a=1) }}{{ range(3) | list }}",
 ]
@@ -37,11 +44,9 @@ TEMPLATES = [
 @pytest.mark.parametrize("variables", [{}, {"enable_thinking": False, "bos_token": "<B>"}])
 def test_renders_as_transformers(source: str, prompted: bool, variables: dict[str, Any]) -> None:
     special = {"bos_token": "<s>"}
+    kwargs: dict[str, Any] = {**special, **variables}
     expected, _ = render_jinja_template(
-        [MESSAGES],
-        chat_template=source,
-        add_generation_prompt=prompted,
-        **{**special, **variables},
+        [MESSAGES], chat_template=source, add_generation_prompt=prompted, **kwargs
     )
     template = ChatTemplate(source, special)
     rendered = template.render(MESSAGES, add_generation_prompt=prompted, variables=variables)
