@@ -1,4 +1,4 @@
-"""Growing waits with jitter, so that many processes do not come back at one moment. Pure."""
+"""Growing waits with jitter, so that many processes do not come back at one moment."""
 
 from __future__ import annotations
 

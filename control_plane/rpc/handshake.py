@@ -7,7 +7,6 @@ from core.worker_record import Hello
 WORKER = "worker"
 """The kind of whoever answers."""
 
-ROUTER = "router"
 DECODE = "decode"
 """A decode worker that opens a stream to a prefill worker; its blocks must have our layout."""
 

@@ -84,7 +84,10 @@ class RpcServer:
         if differing is not None:
             _log.warning("refused a stream of %s %s: %s", opener.kind, opener.name, differing)
             return await context.abort(grpc.StatusCode.FAILED_PRECONDITION, differing)
-        await wire.write(codec.encode_hello(ours))
+        try:
+            await wire.write(codec.encode_hello(ours))
+        except ConnectionError:
+            return None
         end = StreamEnd(
             wire, opener, self._listeners[opener.kind], config=self._config, clock=self._clock
         )

@@ -12,9 +12,9 @@ import pytest
 
 from control_plane import ledger_records
 from control_plane.embedded_etcd import EmbeddedEtcd
-from control_plane.etcd_client import EtcdClient
+from control_plane.etcd_client import EtcdClient, KeyValue
 from control_plane.ledger import LedgerReader
-from control_plane.ledger_records import CacheCounters
+from control_plane.ledger_records import CacheCounters, Delta
 from control_plane.ledger_writer import LedgerWriter, Preemption
 from control_plane.registration import RegistrationHandle
 from control_plane.registry import Registry
@@ -217,6 +217,26 @@ async def test_a_compacted_history_is_known_again_with_the_next_snapshot(
     writer.publish(hashes(9))
     await late.until(lambda: late.hashes.get(W0) == hashes(0, 1, 2, 3, 9))
     for closing in (writer, reader, late_reader, handle):
+        await closing.close()
+
+
+async def test_a_gap_is_listed_again_and_strangers_are_skipped(client: EtcdClient) -> None:
+    handle = register(client)
+    writer = LedgerWriter(client, "test", handle, clock=CLOCK)
+    index = Index()
+    reader = LedgerReader(client, "test", index)
+    writer.publish(hashes(1))
+    await index.until(lambda: index.hashes.get(W0) == hashes(1))
+    lost = Delta(Boot("b0"), 99, b"", b"", CacheCounters())
+    delta_key = "/dovetail/test/ledger/w0/delta"
+    reader.on_changes([KeyValue(delta_key, msgspec.msgpack.encode(lost), 10**6)])
+    await index.until(lambda: index.num_snapshots == 2)
+    assert index.hashes[W0] == hashes(1)
+    await client.put(delta_key, b"not a delta")
+    await client.put("/dovetail/test/ledger/w0/else", b"")
+    writer.publish(hashes(2))
+    await index.until(lambda: index.hashes[W0] == hashes(1, 2))
+    for closing in (writer, reader, handle):
         await closing.close()
 
 

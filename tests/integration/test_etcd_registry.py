@@ -233,11 +233,32 @@ async def test_a_watch_sees_an_etcd_that_came_back_empty(etcd: Etcd, client: Etc
 
 
 async def test_another_world_is_listed_again(client: EtcdClient, quick_poll: None) -> None:
+    await client.put(WORLD, b"one")
     mirror = Mirror()
     watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
     await mirror.until(lambda: mirror.num_listings == 1)
     await client.put(WORLD, b"another")
     await mirror.until(lambda: mirror.num_listings == 2)
+    await watch.close()
+
+
+async def test_a_watch_that_fell_silent_is_found(
+    client: EtcdClient, quick_poll: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(prefix: str, start_revision: int) -> AsyncGenerator[list[KeyValue | Deleted]]:
+        await asyncio.Event().wait()
+        yield []
+
+    monkeypatch.setattr(client, "watch", silent)
+    mirror = Mirror()
+    await client.put("/p/1", b"1")
+    watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
+    await mirror.until(lambda: mirror.content == {"/p/1": b"1"})
+    await client.put("/p/1", b"2")
+    await mirror.until(lambda: mirror.content == {"/p/1": b"2"})
+    await client.delete("/p/1")
+    await mirror.until(lambda: mirror.content == {})
+    assert mirror.num_listings == 3
     await watch.close()
 
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from control_plane.rpc import codec, stream_end
@@ -22,7 +23,7 @@ from control_plane.rpc.server import RpcServer
 from core.clock import SystemClock
 from core.config import ControlPlaneConfig
 from core.environment import child_environment
-from core.errors import PeerUnavailable, ProtocolMismatch
+from core.errors import PeerUnavailable, ProtocolMismatch, UsageError
 from core.ids import Boot, RequestId
 from core.messages import AbortRequest, RequestFailed, StartRequest
 from core.request import EngineRequest
@@ -187,6 +188,61 @@ async def test_an_opener_that_cancels_is_seen_whenever_it_does(*, says_goodbye: 
             call.cancel()
             await worker.next("closed", within_s=CONFIG.suspect_s)
             await channel.close(None)
+
+
+async def raw_stream(address: str, *frames: bytes) -> tuple[ClientWire, grpc.aio.Channel]:
+    channel = new_channel(address)
+    wire = ClientWire(open_call(channel))
+    for frame in frames:
+        await wire.write(frame)
+    return wire, channel
+
+
+async def test_whoever_says_no_hello_is_sent_away() -> None:
+    async with serving() as (address, worker):
+        wire, channel = await raw_stream(address, codec.HEARTBEAT)
+        with pytest.raises(ConnectionError, match="no hello"):
+            await wire.read()
+        assert worker.events.empty()
+        await channel.close(None)
+
+
+async def test_an_unreadable_frame_ends_the_stream() -> None:
+    async with serving() as (address, worker):
+        unknown_kind = bytes([0x12, 0x03, 0xFA, 0x7F, 0x00])
+        _, channel = await raw_stream(address, codec.encode_hello(ROUTER), unknown_kind)
+        await worker.next("open")
+        assert "unreadable frame from router-0" in await worker.next("closed")
+        await channel.close(None)
+
+
+async def test_a_port_in_use_is_said_in_one_line() -> None:
+    async with serving() as (address, _):
+        port = int(address.rpartition(":")[2])
+        second = RpcServer(lambda: WORKER, config=CONFIG, clock=CLOCK)
+        with pytest.raises(UsageError, match=f"cannot listen on {address}: in use"):
+            await second.start("127.0.0.1", port)
+
+
+class Failing(Recorder):
+    """Has a bug."""
+
+    def on_message(self, stream: Stream[Any], message: Any) -> None:
+        raise ZeroDivisionError
+
+
+async def test_a_listeners_bug_is_logged_and_ends_its_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving() as (address, worker):
+        router = Failing()
+        await connect(address, ROUTER, router, config=CONFIG, clock=CLOCK)
+        await router.next("open")
+        await worker.next("open")
+        worker.streams[0].send(RequestFailed(RequestId("r"), 1, "", retriable=True))
+        assert await router.next("closed") == "failed here: ZeroDivisionError()"
+        await worker.next("closed")
+    assert [r.message for r in caplog.records] == ["stream to decode-0: its listener failed"]
 
 
 PEER = """

@@ -267,7 +267,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLedger.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def test_a_quiet_ledger_is_not_written_again() -> None:

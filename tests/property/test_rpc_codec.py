@@ -58,7 +58,7 @@ def structs(struct: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
 
 
 ANY_MESSAGE = st.one_of(*[structs(struct) for struct in get_args(codec.AnyMessage)])
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("struct", get_args(codec.AnyMessage), ids=lambda struct: struct.__name__)
