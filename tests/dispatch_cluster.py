@@ -29,6 +29,7 @@ from tests.dispatch_workers import CONFIG, FINGERPRINT, FakeWorker, News, token
 RULES = RetryRules(
     first_wait_s=0.01,
     max_wait_s=0.05,
+    fresh_patience_s=0.1,
     refused_patience_s=0.2,
     lost_patience_s=0.5,
     suspect_grace_s=0.05,

@@ -185,11 +185,11 @@ class RouterDispatcher:
         }
 
     def start(self, request: GenerateRequest, lifetime: Lifetime) -> RequestStream:
-        """Begin; returns at once.
+        """Begin; returns at once. What goes wrong later comes out of the stream.
 
         Raises:
-            RequestError: 503 when no worker can serve it, 400 when none can ever hold it or its id
-                is that of a live request.
+            RequestError: 503 when no worker is known, 400 when none can ever hold it or its id is
+                that of a live request.
         """
         request_id = request.request.request_id
         if request_id in self._live:

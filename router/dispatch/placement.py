@@ -69,7 +69,7 @@ class Placement:
         assert link is not None  # the views are those of the links
         live.decision = decision
         live.stream.lifetime.stamp(Stamp.DISPATCHED, now)
-        is_first = live.state.num_dispatches == 1
+        is_first = live.state.num_dispatches == 0
         live.sent_at = now if is_first else None
         self._join(live, link, decision, now)
         link.send(_start(live, decision, dispatch, now))

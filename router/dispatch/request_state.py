@@ -49,6 +49,8 @@ class RetryRules(msgspec.Struct, frozen=True):
     Attributes:
         first_wait_s, max_wait_s: back-off after every worker that could serve was tried; doubled
             each time, and shortened by up to half at random.
+        fresh_patience_s: for a worker to come up, of a request that none has had yet: its stream
+            may be about to open. Short, so that a client soon hears that the cluster is down.
         refused_patience_s: from the first refusal until the client gets 429.
         lost_patience_s: from the first loss until the client gets 503; long enough for a worker
             to be started again.
@@ -60,6 +62,7 @@ class RetryRules(msgspec.Struct, frozen=True):
 
     first_wait_s: float = 0.05
     max_wait_s: float = 2.0
+    fresh_patience_s: float = 2.0
     refused_patience_s: float = 1.0
     lost_patience_s: float = 15.0
     suspect_grace_s: float = 2.0
@@ -128,7 +131,6 @@ class RequestState:
             [] for _ in range(num_samples)
         ]
         self._finished = [False] * num_samples
-        self._last_number = last_number
         self._worker_by_number: dict[int, WorkerId] = {}
         self._told: set[int] = set()
         self._avoid: set[WorkerId] = set()
@@ -146,8 +148,8 @@ class RequestState:
 
     @property
     def num_dispatches(self) -> int:
-        """Dispatches of this request so far."""
-        return self.number - self._last_number
+        """How often it was sent to a worker; numbers also count the tries that found none."""
+        return len(self._worker_by_number)
 
     def due(self) -> float:
         """Return when `tick` is needed next."""
@@ -178,13 +180,13 @@ class RequestState:
         ]
 
     def unplaced(self, refusal: RefusalReason, now: float, dice: Dice) -> Sequence[Effect]:
-        """No worker could be chosen: wait, then try all again; a fresh request ends at once."""
+        """No worker could be chosen: wait, then try all again."""
         if refusal is RefusalReason.TOO_LONG:
             return self._end(error_of(Trouble.TOO_LONG, ""))
         if refusal is not RefusalReason.AVOIDED:
             missing_prefill = refusal is RefusalReason.NO_PREFILL_WORKER
             self._note(Trouble.NO_PREFILL if missing_prefill else Trouble.NO_WORKER, now)
-        if self.num_dispatches == 1 or self._is_out_of_patience(now):
+        if self._is_out_of_patience(now):
             return self._give_up("")
         rules = self._rules
         wait_s = min(rules.max_wait_s, rules.first_wait_s * 2.0**self._num_waits)
@@ -359,8 +361,11 @@ class RequestState:
 
     def _patience_ends(self) -> float:
         rules = self._rules
-        is_refused = self._trouble is Trouble.REFUSED
-        patience_s = rules.refused_patience_s if is_refused else rules.lost_patience_s
+        patience_s = rules.lost_patience_s
+        if self._trouble is Trouble.REFUSED:
+            patience_s = rules.refused_patience_s
+        elif not self._worker_by_number:
+            patience_s = rules.fresh_patience_s
         return min(self._deadline, self._trouble_since + patience_s)
 
     def _is_out_of_patience(self, now: float) -> bool:

@@ -24,6 +24,7 @@ from core.messages import (
 from core.request import FinishReason
 from core.worker_record import Role
 from router.dispatch.interface import Disaggregate, Dispatcher
+from router.dispatch.request_state import RetryRules
 from tests.dispatch_cluster import Cluster, expected, read, running, settle
 from tests.dispatch_workers import CONFIG, FINGERPRINT, GrpcNetwork, MemoryNetwork, token
 
@@ -67,16 +68,30 @@ async def test_requests_run_over_the_streams(network: Callable[[], Any]) -> None
         assert decode.aborted == []
 
 
-async def test_without_a_worker_a_request_is_refused_at_once(cluster: Cluster) -> None:
+async def test_without_a_worker_a_request_is_refused(cluster: Cluster) -> None:
     with pytest.raises(RequestError) as refused:
         cluster.start("r")
     assert (refused.value.status, refused.value.retry_after_s) == (503, 5.0)
     worker = await cluster.add("d0", Role.DECODE)
     with pytest.raises(RequestError) as always:
-        cluster.start("r", disaggregate=Disaggregate.ALWAYS)
+        await read(cluster.start("r", disaggregate=Disaggregate.ALWAYS))
     assert always.value.code == "no_prefill_worker"
     assert cluster.dispatcher.num_requests() == 0
     assert worker.started == []
+
+
+async def test_a_request_waits_for_the_prefill_worker_that_it_needs() -> None:
+    rules = RetryRules(first_wait_s=30.0, max_wait_s=30.0, fresh_patience_s=60.0)
+    async with running(MemoryNetwork(), rules=rules) as cluster:
+        worker = await cluster.add("d0", Role.DECODE)
+        stream = cluster.start("r", max_tokens=1, disaggregate=Disaggregate.ALWAYS)
+        assert cluster.dispatcher.requests_by_state()["waiting"] == 1
+        await cluster.add("p0", Role.PREFILL)
+        await cluster.until(lambda: len(worker.started) == 1)
+        worker.step()
+        assert await read(stream) == [expected(1)]
+        assert stream.trace is not None
+        assert stream.trace.attempt == 1
 
 
 async def test_strict_mode_needs_a_prefill_worker() -> None:
@@ -85,7 +100,7 @@ async def test_strict_mode_needs_a_prefill_worker() -> None:
         decode = await cluster.add("d0", Role.DECODE)
         assert not cluster.dispatcher.is_ready()
         with pytest.raises(RequestError) as refused:
-            cluster.start("r")
+            await read(cluster.start("r"))
         assert refused.value.code == "no_prefill_worker"
         await cluster.add("p0", Role.PREFILL)
         await settle()

@@ -186,21 +186,26 @@ def test_a_worker_that_comes_up_ends_the_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusal", "status", "code"),
+    ("refusal", "code"),
     [
-        (RefusalReason.NO_WORKER, 503, "no_worker"),
-        (RefusalReason.NO_PREFILL_WORKER, 503, "no_prefill_worker"),
-        (RefusalReason.TOO_LONG, 400, "context_length_exceeded"),
+        (RefusalReason.NO_WORKER, "no_worker"),
+        (RefusalReason.NO_PREFILL_WORKER, "no_prefill_worker"),
     ],
 )
-def test_a_fresh_request_without_any_worker_ends_at_once(
-    refusal: RefusalReason, status: int, code: str
-) -> None:
+def test_a_fresh_request_waits_shortly_for_a_worker(refusal: RefusalReason, code: str) -> None:
     state = machine()
     state.begin()
-    ended = error(state.unplaced(refusal, 0.0, DICE))
-    assert (ended.status, ended.code) == (status, code)
-    assert (ended.retry_after_s is not None) == (status == 503)
+    assert state.unplaced(refusal, 10.0, DICE) == ()
+    assert state.tick(state.due()) == (Dispatch(2, (), frozenset()),)
+    ended = error(state.unplaced(refusal, 10.0 + RULES.fresh_patience_s, DICE))
+    assert (ended.status, ended.code, ended.retry_after_s) == (503, code, 5.0)
+
+
+def test_a_request_that_nobody_can_hold_ends_at_once() -> None:
+    state = machine()
+    state.begin()
+    ended = error(state.unplaced(RefusalReason.TOO_LONG, 0.0, DICE))
+    assert (ended.status, ended.code) == (400, "context_length_exceeded")
 
 
 def test_what_no_other_worker_can_help_ends_at_once() -> None:
@@ -290,8 +295,9 @@ def test_an_id_used_before_goes_on_counting_and_what_comes_late_is_not_its_own()
     request = EngineRequest(R, (1, 2), SamplingParams(n=1, max_tokens=9))
     state = RequestState(request, deadline=600.0, last_number=4)
     assert state.begin() == (Dispatch(5, (), frozenset()),)
-    assert state.num_dispatches == 1
+    assert state.num_dispatches == 0
     state.sent(W0, 0.0, is_suspect=False)
+    assert state.num_dispatches == 1
     assert state.updated(tokens(5, dispatch=4), 1.0) == ()
     assert state.updated(tokens(5, dispatch=5), 1.0) == (tokens(5, dispatch=5),)
 
