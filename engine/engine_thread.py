@@ -149,11 +149,8 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                with self._changed:
-                    jobs = list(self._inbox)
-                    self._inbox.clear()
-                for job in jobs:
-                    answer = job.run(self._engine)
+                for _ in range(len(self._inbox)):  # what a failure leaves there is refused
+                    answer = self._inbox.popleft().run(self._engine)
                     if answer is not None:
                         self._tell(answer)
                 if self._engine.has_work():

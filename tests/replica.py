@@ -226,19 +226,18 @@ class OracleDrafter:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+        self._known: dict[tuple[RequestId, int], tuple[int, ...]] = {}
 
     def propose(self, sequence: RunningSequence, count: int) -> Sequence[int]:
         """Return the oracle's tokens, the last one sometimes spoiled."""
         request = sequence.run.request
-        outputs = sequence.token_ids[sequence.run.num_prompt :]
-        known = expected_tokens(
-            request.prompt,
-            request.sampling,
-            vocab_size=VOCAB,
-            sample_index=sequence.sample_index,
-            outputs=outputs,
-        )
-        start = len(outputs) + sum(p.max_tokens > 0 for p in sequence.pending)
+        key = (request.request_id, sequence.sample_index)
+        if key not in self._known:
+            self._known[key] = expected_tokens(
+                request.prompt, request.sampling, vocab_size=VOCAB, sample_index=key[1]
+            )
+        known = self._known[key]
+        start = sequence.num_outputs + sum(p.max_tokens > 0 for p in sequence.pending)
         drafts = list(known[start : start + self._rng.randint(0, count)])
         if drafts and self._rng.random() < 0.3:
             drafts[-1] = VOCAB - 1 - drafts[-1]
