@@ -1,8 +1,9 @@
 """The default backend: NIXL 1.5 over UCX (CMA or TCP on one host, RDMA between hosts).
 
 Measured, and relied on here: a write's exceptions can come from preparing, posting or polling, and
-all mean FAILED; a peer that is frozen stays PENDING for ever; adding a peer whose name is known
-breaks the pair unless the old one was removed first.
+all mean FAILED; a peer that is frozen stays PENDING for ever; a new agent under a known name breaks
+the pair unless the old one is removed; removing a peer fails the writes to it that are under way,
+although their bytes land.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class NixlTransport:
         self._writes: dict[WriteHandle, _Write] = {}
         self._num_writes = 0
         self._carriers: dict[PeerName, str] = {}
+        self._generations: dict[PeerName, int] = {}
         self._trouble = ""
 
     @property
@@ -92,13 +94,17 @@ class NixlTransport:
         return self._agent.metadata()
 
     def add_peer(self, name: PeerName, metadata: bytes) -> None:
-        """Learn a peer, forgetting the one of this name first."""
-        self.remove_peer(name)
-        given = self._agent.load_peer(metadata)
-        if given != name:
-            self._agent.forget_peer(given)
-            msg = f"metadata of {given!r} was given for {name!r}"
+        """Learn a peer. Newer metadata of the same life is added to what is known, for removing
+        would fail the writes under way; a new life under an old name replaces it."""
+        if name.encode() not in metadata:
+            msg = f"the metadata is not that of {name!r}"
             raise FabricError(msg)
+        if name in self._peers:
+            with contextlib.suppress(FabricError):  # NIXL refuses another life's
+                self._load_peer(name, metadata)
+                return
+            self.remove_peer(name)
+        self._load_peer(name, metadata)
         self._peers.add(name)
 
     def remove_peer(self, name: PeerName) -> None:
@@ -106,6 +112,7 @@ class NixlTransport:
         if name in self._peers:
             self._peers.discard(name)
             self._carriers.pop(name, None)
+            self._generations.pop(name, None)
             with contextlib.suppress(FabricError):  # a dead peer cannot be disconnected from
                 self._agent.forget_peer(name)
 
@@ -126,8 +133,9 @@ class NixlTransport:
         self._num_writes += 1
         handle = WriteHandle(self._num_writes)
         write = self._writes[handle] = self._new_write(remote.peer, local)
-        if remote.peer not in self._peers:
-            write.outcome = Poll(WriteState.FAILED, f"unknown peer {remote.peer!r}")
+        refusal = self._refusal(remote)
+        if refusal:
+            write.outcome = Poll(WriteState.FAILED, refusal)
             return handle
         try:
             write.request = self._agent.prepare_write(
@@ -179,6 +187,23 @@ class NixlTransport:
         """Destroy the agent."""
         self._writes.clear()
         self._agent.close()
+
+    def _load_peer(self, name: PeerName, metadata: bytes) -> None:
+        given = self._agent.load_peer(metadata)
+        if given != name:
+            msg = f"metadata of {given!r} was given for {name!r}"
+            raise FabricError(msg)
+
+    def _refusal(self, remote: RemoteRegion) -> str:
+        """Return why a write cannot start; empty if it can. NIXL knows all addresses that a peer
+        ever registered, so generations are compared here."""
+        if remote.peer not in self._peers:
+            return f"unknown peer {remote.peer!r}"
+        newest = self._generations.setdefault(remote.peer, remote.generation)
+        if remote.generation < newest:
+            return f"stale region generation {remote.generation}, a write to {newest} was posted"
+        self._generations[remote.peer] = remote.generation
+        return ""
 
     def _new_write(self, peer: PeerName, local: Sequence[Span]) -> _Write:
         num_bytes = sum(span.num_bytes for span in local)

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from core.environment import child_environment
+from core.errors import FabricError
 from core.ids import Boot
 from core.memory_region import MemoryRegion
 from kv_transfer.nixl_transport import NixlTransport
@@ -56,6 +57,14 @@ class Agent:
 
     def add_peer(self, introduction: Introduction) -> None:
         self.transport.add_peer(introduction.region.peer, introduction.metadata)
+
+    def refused_peer(self, name: PeerName, metadata: bytes) -> str:
+        """Return why a peer was refused."""
+        try:
+            self.transport.add_peer(name, metadata)
+        except FabricError as error:
+            return str(error)
+        return ""
 
     def remove_peer(self, name: PeerName) -> None:
         self.transport.remove_peer(name)

@@ -165,10 +165,10 @@ def test_after_a_fence_the_old_address_is_a_sink_and_the_new_one_works(
     new = target.introduce()
     assert new.region.generation == old.region.generation + 1
     writer.add_peer(new)
-    stale = end_of(writer, writer.write(old.region, whole, whole, b"stale"))
-    assert stale.state is WriteState.FAILED, "the address is not in the new metadata"
     assert write_all(writer, target, b"fresh").state is WriteState.DONE
     assert target.digest() == writer.digest()
+    stale = end_of(writer, writer.write(old.region, whole, whole, b"stale"))
+    assert stale.state is WriteState.FAILED, "a newer generation is known"
 
 
 def test_a_peer_that_restarts_is_another_peer(make: Make, pair: tuple[Any, Any]) -> None:
@@ -186,6 +186,27 @@ def test_a_peer_that_restarts_is_another_peer(make: Make, pair: tuple[Any, Any])
     whole = [Span(0, NUM_BYTES)]
     assert end_of(writer, writer.write(gone, whole, whole, b"x")).state is WriteState.FAILED
     assert b"x" not in second.received()
+
+
+def test_a_new_agent_under_a_known_name_replaces_the_old_one(
+    make: Make, pair: tuple[Any, Any]
+) -> None:
+    writer, _ = pair
+    first = make("renewed@1")
+    writer.add_peer(first.introduce())
+    writer.fill(6)
+    assert write_all(writer, first, b"to the first").state is WriteState.DONE
+    first.kill() if isinstance(first, RemoteAgent) else first.close()
+    second = make("renewed@1")
+    writer.add_peer(second.introduce())
+    assert write_all(writer, second, b"to the second").state is WriteState.DONE
+    assert second.digest() == writer.digest()
+
+
+def test_metadata_of_another_is_refused_and_harms_neither(pair: tuple[Any, Any]) -> None:
+    writer, target = pair
+    assert "target@1" in writer.refused_peer("target@1", writer.introduce().metadata)
+    assert write_all(writer, target, b"still fine").state is WriteState.DONE
 
 
 def test_health_says_what_carries_the_bytes(

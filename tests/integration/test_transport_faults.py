@@ -64,7 +64,7 @@ def begin_write(writer: RemoteAgent, target: RemoteAgent, tag: bytes) -> None:
 
 def freeze_in_mid_transfer(writer: RemoteAgent, target: RemoteAgent) -> None:
     """Leave the writer stopped with a part of its write landed."""
-    for _ in range(5):
+    for _ in range(20):
         begin_write(writer, target, b"late")
         writer.freeze()
         time.sleep(0.05)  # what the kernel had accepted lands
@@ -151,6 +151,35 @@ def test_a_frozen_target_leaves_the_write_pending_and_the_writer_free(
     target.thaw()
     assert end_of(stranger, handle).state is WriteState.DONE
     wait_until(lambda: b"patience" in target.received(), "the notification")
+
+
+def test_newer_metadata_of_a_peer_leaves_the_writes_to_it_alone(
+    pair: tuple[RemoteAgent, RemoteAgent],
+) -> None:
+    writer, target = pair
+    region = target.introduce().region
+    handles = [writer.write(region, WHOLE, WHOLE, b"under way") for _ in range(2)]
+    target.fence()
+    writer.add_peer(target.introduce())  # as when the next ask brings it
+    assert {end_of(writer, handle).state for handle in handles} == {WriteState.DONE}, (
+        "FAILED would never settle, and hold the source blocks until the agent is destroyed"
+    )
+    handle = writer.write(target.introduce().region, WHOLE, WHOLE, b"fresh")
+    assert end_of(writer, handle).state is WriteState.DONE
+    wait_until(lambda: b"fresh" in target.received(), "the notification")
+    assert target.digest() == writer.digest()
+
+
+def test_a_peer_can_be_removed_while_a_write_to_it_is_under_way(
+    pair: tuple[RemoteAgent, RemoteAgent],
+) -> None:
+    writer, target = pair
+    handle = writer.write(target.introduce().region, WHOLE, WHOLE, b"cut off")
+    writer.remove_peer("target@1")
+    assert end_of(writer, handle).state in {WriteState.DONE, WriteState.FAILED}
+    writer.add_peer(target.introduce())
+    again = writer.write(target.introduce().region, WHOLE, WHOLE, b"again")
+    assert end_of(writer, again).state is WriteState.DONE
 
 
 def test_a_destroyed_agent_reads_our_memory_no_more(
