@@ -56,6 +56,8 @@ class TimedClient:
         self._connection.request("POST", "/v1/completions", body, all_headers)
         response = self._connection.getresponse()
         first_line = response.readline()
+        while first_line.startswith((b":", b"\n")):  # comments that keep a silent stream open
+            first_line = response.readline()
         seconds = time.perf_counter() - start
         rest = response.read()
         if response.status != 200 or not first_line.startswith(b"data: {"):
