@@ -1,6 +1,6 @@
 """The parts of a worker that compute and move bytes, started in an order that wastes no second.
 
-region -> (weights | fabric agent | its first pages, at once) -> pool worker -> threads
+region -> (weights | fabric agent, at once) -> pool worker -> threads
 
 Each part is stopped by the exit stack, after whatever was started later: threads first, then the
 agent with the transfer thread, the region last, when nothing can read or write it any more.
@@ -9,13 +9,15 @@ agent with the transfer thread, the region last, when nothing can read or write 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from core.clock import Clock
 from core.config import Config
-from core.errors import ConfigError
+from core.errors import ConfigError, FabricError
 from core.ids import new_boot
 from core.worker_record import Role, WorkerRecord
 from decode_pool.worker import DecodeWorker
@@ -29,6 +31,9 @@ from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
 from kv_transfer.transport import Notification, PeerName
 from prefill_pool.worker import PrefillWorker
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +71,12 @@ async def start_parts(
         )
         raise ConfigError(msg)
     plan = plan_replica(config, options.model_path)
-    region = HostRegion(plan.num_blocks * plan.layout.block_bytes)
-    stack.callback(region.close)
+    region = _open_region(plan, stack)
     boot = new_boot()
     agent = PeerName(f"{options.worker_id}@{boot}")
-    executor, transport, _ = await asyncio.gather(
+    executor, transport = await asyncio.gather(
         asyncio.to_thread(load_executor, config, plan, options.model_path, region),
         asyncio.to_thread(NixlTransport, agent, listen=config.kv_transfer.listen),
-        asyncio.to_thread(region.prefault),
     )
     record = WorkerRecord(
         worker_id=options.worker_id,
@@ -101,6 +104,26 @@ async def start_parts(
     fabric = _start_fabric(config, transport, worker, metrics, clock, stack)
     await fabric.call(lambda handed_over: handed_over.register(region))
     return WorkerParts(record, agent, region, engine, fabric, worker, metrics)
+
+
+def _open_region(plan: ReplicaPlan, stack: AsyncExitStack) -> HostRegion:
+    """Map the pool. Its pages come in the background: a start does not wait for a GiB of zeroes,
+    and neither do, once they are there, a kernel's and a peer's first writes."""
+    region = HostRegion(plan.num_blocks * plan.layout.block_bytes)
+    pages = threading.Thread(target=_prefault, args=(region,), name="prefault", daemon=True)
+    pages.start()
+    stack.callback(pages.join)
+    stack.callback(region.close)  # runs before the join, and makes it short
+    return region
+
+
+def _prefault(region: HostRegion) -> None:
+    # On Linux a priority is a thread's own: loading the weights and the first steps come first.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    try:
+        region.prefault()
+    except FabricError as error:
+        _log.warning("the KV pool is not backed by memory yet: %s", error)
 
 
 def _start_engine(
