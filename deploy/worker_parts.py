@@ -32,7 +32,6 @@ from kv_transfer.transfer_thread import TransferThread
 from kv_transfer.transport import Notification, PeerName
 from prefill_pool.worker import PrefillWorker
 
-
 _log = logging.getLogger(__name__)
 
 
