@@ -99,9 +99,11 @@ def _router(arguments: argparse.Namespace) -> int:
         _warn_of_exposure(config)
     without_proxies()
 
+    import uvloop  # noqa: PLC0415
+
     from deploy.router_process import run_router  # noqa: PLC0415
 
-    asyncio.run(run_router(config, options))
+    uvloop.run(run_router(config, options))
     return 0
 
 

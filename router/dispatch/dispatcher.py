@@ -57,7 +57,7 @@ from router.dispatch.request_state import (
 )
 from router.dispatch.status import worker_status
 from router.dispatch.token_stream import RequestStream
-from router.dispatch.worker_link import Connect, Dial, WorkerLink
+from router.dispatch.worker_link import Connect, Dial, LinkState, WorkerLink
 from router.dispatch.worker_table import WorkerTable, key_of
 from router.policy.decision import Reason
 from router.policy.views import Dice
@@ -298,7 +298,8 @@ class RouterDispatcher:
     def link_lost(self, link: WorkerLink, reason: str) -> None:
         """Send its requests elsewhere."""
         worker_id = link.record.worker_id
-        _log.warning("stream to %s was lost: %s", worker_id, reason)
+        level = logging.INFO if link.state is LinkState.GONE else logging.WARNING
+        _log.log(level, "stream to %s was lost: %s", worker_id, reason)
         now = self._clock.now()
         for live in self._requests_of(link):
             self._do(live, live.state.stream_lost(worker_id, reason, now))
