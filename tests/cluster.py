@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from openai import OpenAI
+import httpx
+from openai import AsyncOpenAI, OpenAI
 
+from core.clock import SystemClock
 from tests.launched import Launched
+from tests.scrape import BLOCK_STATES, IN_USE, Scrape
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 """Generous: the machine that tests run on may be busy. What a start may take is a benchmark."""
+
+REQUEST_TIMEOUT_S = 120.0
+
+IDLE_WITHIN_S = 2.0
+"""From a request's end, or its client's leaving, until no worker holds a block for it."""
 
 
 class Cluster:
@@ -19,16 +27,57 @@ class Cluster:
         url: of the router, without `/v1`.
         model: name of the served model.
         launched: the launcher's process and its lines.
+        http: keeps connections to the cluster; what it sends has no base URL.
     """
 
     def __init__(self, launched: Launched) -> None:
         self.launched = launched
         ready = launched.wait_for(r"^ready +(\S+)/v1 +serves (\S+),", START_TIMEOUT_S)
         self.url, self.model = ready[1], ready[2]
+        self.http = httpx.Client(trust_env=False, timeout=REQUEST_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Close `http`'s connections."""
+        self.http.close()
 
     def client(self) -> OpenAI:
         """Return the official client, pointed here; it retries nothing."""
         return OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0)
+
+    def async_client(self) -> AsyncOpenAI:
+        """Return the asynchronous one; close it (`async with`)."""
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0)
+
+    def router(self) -> Scrape:
+        """Return the router's series."""
+        return Scrape.of(self.http, self.url)
+
+    def workers(self) -> dict[str, Scrape]:
+        """Return every worker's series, by its id."""
+        status = self.http.get(f"{self.url}/status").json()
+        return {
+            worker["id"]: Scrape.of(self.http, f"http://{worker['metrics_address']}")
+            for worker in status["workers"]
+        }
+
+    def wait_until_idle(self) -> dict[str, Scrape]:
+        """Wait until no worker holds a block for a request, and assert that none is lost.
+
+        Returns:
+            every worker's series, by its id.
+        """
+        clock = SystemClock()
+        end = clock.now() + IDLE_WITHIN_S
+        while True:
+            workers = self.workers()
+            blocks = {name: worker.blocks for name, worker in workers.items()}
+            in_use = [one[state] for one in blocks.values() for state in IN_USE]
+            if not any(in_use):
+                break
+            assert clock.now() < end, f"blocks in use after {IDLE_WITHIN_S:g} s: {blocks}"
+        for one in blocks.values():
+            assert sum(one[state] for state in BLOCK_STATES) == one["total"] > 0, blocks
+        return workers
 
     def pid(self, component: str) -> int:
         """Return the process id that `component` ("prefill-0", "router", "etcd") had last."""

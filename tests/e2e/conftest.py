@@ -34,6 +34,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     with ExitStack() as stack:
         yield starter
         for cluster in started.values():
+            cluster.close()
             if cluster.launched.process.poll() is None:
                 code = cluster.launched.stop(signal.SIGTERM)
                 assert code == 0, cluster.launched.transcript()

@@ -1,0 +1,174 @@
+"""Whole clusters against transformers, both in float32: every token and log-probability is its.
+
+One axis at a time: who computes the prompt, what the caches hold, the chunk budget, the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+import pytest
+
+from tests.answer_judge import Answer, judge
+from tests.cluster import Cluster, Up
+from tests.figures import Figures
+from tests.prompts import Prompt, story, twenty_prompts
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+EXACT = (
+    "--set", "engine.weights=f32", "--set", "engine.kv_dtype=f32",
+    "--set", f"engine.kv_memory={768 << 20}",
+)  # fmt: skip
+NUM_TOKENS = 64
+BLOCK_SIZE = 16
+TIMEOUT_S = 600.0
+
+
+class Answered(NamedTuple):
+    """An answer and the `dovetail` object: which way it took."""
+
+    answer: Answer
+    path: dict[str, Any]
+
+
+@pytest.fixture
+def disaggregated(up: Up) -> Cluster:
+    return up(*EXACT)
+
+
+@pytest.fixture
+def colocated(up: Up) -> Cluster:
+    return up("--colocated", "1", *EXACT)
+
+
+def ask(cluster: Cluster, prompt: Prompt, disaggregate: str = "auto") -> Answered:
+    """Send a prompt as ids to /v1/completions, or as its messages to /v1/chat/completions."""
+    body: dict[str, Any] = {
+        "model": cluster.model,
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    if prompt.messages is None:
+        path = "/v1/completions"
+        body |= {"prompt": prompt.token_ids, "logprobs": 1}
+    else:
+        path = "/v1/chat/completions"
+        body |= {"messages": prompt.messages, "logprobs": True, "top_logprobs": 1}
+    headers = {"x-dovetail-trace": "1", "x-dovetail-disaggregate": disaggregate}
+    reply = httpx.post(
+        cluster.url + path, json=body, headers=headers, timeout=TIMEOUT_S, trust_env=False
+    )
+    assert reply.status_code == 200, reply.text
+    whole = reply.json()
+    (choice,) = whole["choices"]
+    assert choice["finish_reason"] == "length"
+    if prompt.messages is None:
+        assert choice["prompt_token_ids"] == prompt.token_ids
+        logprobs = choice["logprobs"]["token_logprobs"]
+        best = [max(alternatives.values()) for alternatives in choice["logprobs"]["top_logprobs"]]
+    else:
+        assert whole["prompt_token_ids"] == prompt.token_ids
+        entries = choice["logprobs"]["content"]
+        logprobs = [entry["logprob"] for entry in entries]
+        best = [entry["top_logprobs"][0]["logprob"] for entry in entries]
+    answer = Answer(prompt.name, prompt.token_ids, choice["token_ids"], logprobs, best)
+    return Answered(answer, whole["dovetail"])
+
+
+def ask_all(
+    cluster: Cluster, prompts: Sequence[Prompt], disaggregate: str = "auto", clients: int = 4
+) -> list[Answered]:
+    """Send prompts from so many clients at once; return the answers in their order."""
+    with ThreadPoolExecutor(clients) as pool:
+        return list(pool.map(partial(ask, cluster, disaggregate=disaggregate), prompts))
+
+
+def check(axis: str, answered: Iterable[Answered], figures: Figures) -> None:
+    first, *unclear = judge([one.answer for one in answered], NUM_TOKENS)
+    figures(f"oracle, {axis}: {first}", *unclear)
+
+
+def reusable(prompt: Prompt) -> int:
+    """Blocks of a prompt that a cache may serve: not the last token's."""
+    return (len(prompt.token_ids) - 1) // BLOCK_SIZE
+
+
+def all_of(prompts: Sequence[Prompt], count: Callable[[Prompt], int]) -> list[int]:
+    return [count(prompt) for prompt in prompts]
+
+
+def sums(answered: Sequence[Answered], field: str) -> list[int]:
+    return [one.path.get(field, 0) for one in answered]
+
+
+def test_colocated_one_at_a_time(colocated: Cluster, figures: Figures) -> None:
+    answered = ask_all(colocated, twenty_prompts(), clients=1)
+    assert {one.path["decision"] for one in answered} == {"colocated"}
+    check("colocated, one at a time", answered, figures)
+
+
+def test_batch_of_16(colocated: Cluster, figures: Figures) -> None:
+    """Fresh prompts: chunks and decodes share steps. The long one comes first and is caught up."""
+    fresh = [Prompt(f"batched story {i}", story(100 + i, 7 + 23 * i)) for i in range(15, -1, -1)]
+    answered = ask_all(colocated, fresh, clients=16)
+    check("16 at once", answered, figures)
+
+
+def test_disaggregated(disaggregated: Cluster, figures: Figures) -> None:
+    answered = ask_all(disaggregated, twenty_prompts(), "always")
+    for one in answered: print(len(one.answer.prompt_ids), one.path)
+    check("disaggregated", answered, figures)
+
+
+def test_both_caches_warm(disaggregated: Cluster, figures: Figures) -> None:
+    """Decode holds all that can be reused: it computes the last block itself."""
+    prompts = [prompt for prompt in twenty_prompts() if len(prompt.token_ids) < 300]
+    ask_all(disaggregated, prompts, "always")
+    answered = ask_all(disaggregated, prompts, "always")
+    for one in answered: print(len(one.answer.prompt_ids), one.path)
+    check("the same prompts again", answered, figures)
+
+
+def test_shared_prefix_on_both_sides(disaggregated: Cluster, figures: Figures) -> None:
+    prefix = story(201, 800)
+    ask(disaggregated, Prompt("shared prefix", prefix), "always")
+    prompts = [Prompt(f"shared prefix and {n} more", prefix + story(n, n)) for n in (1, 40, 150)]
+    answered = ask_all(disaggregated, prompts, "always")
+    for one in answered: print(len(one.answer.prompt_ids), one.path)
+    check("a shared prefix on both sides", answered, figures)
+
+
+def test_prefix_on_the_decode_side_only(disaggregated: Cluster, figures: Figures) -> None:
+    prefix = story(202, 400)
+    ask(disaggregated, Prompt("prefix on decode", prefix), "never")
+    prompts = [Prompt(f"prefix on decode and {n} more", prefix + story(n, n)) for n in (30, 200)]
+    answered = ask_all(disaggregated, prompts, "always", clients=1)
+    for one in answered: print(len(one.answer.prompt_ids), one.path)
+    check("a prefix on the decode side", answered, figures)
+
+
+def test_prefix_on_the_prefill_side_only(disaggregated: Cluster, figures: Figures) -> None:
+    """A decode worker that starts again has an empty cache."""
+    prompts = [Prompt("prefix on prefill", story(203, 400)), Prompt("short", story(204, 40))]
+    ask_all(disaggregated, prompts, "always")
+    psutil.Process(disaggregated.pid("decode-0")).kill()
+    disaggregated.launched.wait_for(r"^decode-0 +died \(SIGKILL\)")
+    disaggregated.launched.wait_for(r"^decode-0 +ready (?!.*decode-0)", 60)
+    answered = ask_all(disaggregated, prompts, "always")
+    for one in answered: print(len(one.answer.prompt_ids), one.path)
+    check("a prefix on the prefill side", answered, figures)
+
+
+def test_chunk_budget_of_64(up: Up, figures: Figures) -> None:
+    cluster = up(*EXACT, "--set", "engine.chunk_tokens=64")
+    answered = ask_all(cluster, twenty_prompts(), "always")
+    for one in answered: print(len(one.answer.prompt_ids), one.path)
+    check("chunks of 64", answered, figures)
