@@ -126,13 +126,11 @@ class Join(msgspec.Struct, frozen=True):
     Attributes:
         first_tokens: one a sample, empty when the request's outputs were forced.
         num_received: prompt tokens that came over the fabric.
-        aborted: samples to abort right after the join.
     """
 
     handoff: HandoffId
     first_tokens: tuple[int, ...]
     num_received: int
-    aborted: tuple[int, ...]
 
 
 class Retry(msgspec.Struct, frozen=True):

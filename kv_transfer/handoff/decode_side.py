@@ -104,7 +104,6 @@ class DecodeSide(msgspec.Struct, frozen=True):
         candidate_index: whom the current attempt asks; the number of candidates when none is left.
         repeated: whether the candidate is asked once more after a fabric error.
         ended: samples that their first token ended, or that the router aborted.
-        aborted: samples that the router aborted.
 
         arrivals: of the blocks that were asked for; nothing is awaited while QUEUED.
         first_tokens: as this attempt sampled them; empty until they come, and when forced.
@@ -117,7 +116,6 @@ class DecodeSide(msgspec.Struct, frozen=True):
     candidate_index: int = 0
     repeated: bool = False
     ended: frozenset[int] = frozenset()
-    aborted: frozenset[int] = frozenset()
 
     arrivals: Arrivals = NOTHING_AWAITED
     generation: int = -1
@@ -138,12 +136,6 @@ class DecodeSide(msgspec.Struct, frozen=True):
     def is_kv_complete(self) -> bool:
         """Whether every awaited block of the current attempt has landed."""
         return self.arrivals.is_complete
-
-    def deadline(self) -> float:
-        """Return when a `Tick` does something, unless something else happens before."""
-        if self.phase is Phase.RECEIVING:
-            return min(self.terms.deadline, self.progress_at + self.terms.try_s)
-        return self.terms.deadline
 
 
 Step = tuple[DecodeSide, tuple[Effect, ...]]
@@ -256,7 +248,6 @@ def _join_if_ready(state: DecodeSide) -> Step:
         handoff=state.handoff,
         first_tokens=state.first_tokens,
         num_received=len(state.request.prompt) - received_from,
-        aborted=tuple(sorted(state.aborted)),
     )
     completed = AttemptEnded(state.handoff, AttemptOutcome.COMPLETED, "")
     return replace(state, phase=Phase.ENDED), (join, completed)
@@ -286,8 +277,7 @@ def _revoked(state: DecodeSide, event: RegionRevoked) -> Step:
 
 
 def _sample_aborted(state: DecodeSide, event: SampleAborted) -> Step:
-    sample = frozenset({event.sample_index})
-    state = replace(state, ended=state.ended | sample, aborted=state.aborted | sample)
+    state = replace(state, ended=state.ended | {event.sample_index})
     if state.is_answered and not state.first_tokens:
         return _finish(state, _End(AttemptOutcome.ABORTED, "every sample aborted by the router"))
     return state, ()
@@ -330,7 +320,6 @@ def _another_attempt(state: DecodeSide, end: _End, candidate_index: int, *, repe
         candidate_index=candidate_index,
         repeated=repeated,
         ended=state.ended,
-        aborted=state.aborted,
     )
     retry = Retry(state.handoff, successor, request, end.untouched)
     return queued, (*_leave(state, end), retry)
