@@ -38,10 +38,7 @@ class BlockSupply:
         """
         state = self._state
         while self._num_wanted() > state.memory.num_available + state.retirement.num_coming:
-            victim = choose_victim(state.batch)
-            if victim is None:
-                return
-            state.preempt(victim)
+            state.preempt(choose_victim(state.batch))
 
     def secure(self, sequence: Sequence) -> bool:
         """Seat a sequence, and allocate and clone what its next work needs; False: not enough."""

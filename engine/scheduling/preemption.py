@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from engine.scheduling.sequence import Sequence
 
 
-def choose_victim(running: Iterable[Sequence]) -> Sequence | None:
-    """Return the sequence to preempt by recompute, or None where none can be.
+def choose_victim(running: Iterable[Sequence]) -> Sequence:
+    """Return the sequence to preempt by recompute. There is one: who lacks blocks is preemptible.
 
     Lost work is what has to be computed again; among equals the latest arrival goes.
     """
-    candidates = [sequence for sequence in running if sequence.is_preemptible]
-    return max(candidates, key=_expendability, default=None)
+    candidates = (sequence for sequence in running if sequence.is_preemptible)
+    return max(candidates, key=_expendability)
 
 
 def _expendability(sequence: Sequence) -> tuple[int, int, int, int]:

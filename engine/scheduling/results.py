@@ -62,9 +62,8 @@ class Results:
     def _progress(self, sequence: Sequence) -> None:
         """A chunk is computed: its full blocks become matchable."""
         state, run = self._state, sequence.run
-        if sequence.phase is Phase.RUNNING:
-            num_full = sequence.num_computed // state.settings.block_size
-            state.memory.publish(sequence.hashes[:num_full], sequence.block_ids)
+        num_full = sequence.num_computed // state.settings.block_size
+        state.memory.publish(sequence.hashes[:num_full], sequence.block_ids)
         if run.mode is Mode.PREFILL:
             state.events.append(Computed(run.request_id, sequence.num_computed))
 

@@ -176,10 +176,6 @@ class Scheduler:
             events.append(CacheChanged(stored, evicted))
         return events
 
-    def has_work(self) -> bool:
-        """Whether a sequence waits or runs (which may yet have to wait for blocks)."""
-        return bool(len(self._state.waiting) or len(self._state.batch) or self._state.events)
-
     def stats(self) -> EngineStats:
         """Return gauges and counters; speeds are None, the engine measures them."""
         return stats_of(self._state)

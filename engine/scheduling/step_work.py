@@ -65,7 +65,7 @@ class StepWork:
         if not self._supply.secure(sequence):
             return False
         count = self._supply.num_drafts(sequence)
-        drafts = tuple(self._drafter.propose(sequence, count)[:count]) if count else ()
+        drafts = tuple(self._drafter.propose(sequence, count))[:count]
         slot = self._state.batch.seat(sequence)
         work = SlotWork(slot, 1 + len(drafts), num_samples=1, drafts=drafts)
         self._state.plan.work(sequence, work)

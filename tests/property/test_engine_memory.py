@@ -1,9 +1,10 @@
-"""Block pool, free runs, radix cache and block tables in random order, each against a plain model."""
+"""Block pool, free runs, radix cache and tables in random order, each against a plain model."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,9 @@ SETTINGS = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=60), st.randoms())
 @settings(max_examples=60, deadline=None)
-def test_free_runs_are_a_set_that_gives_runs(operations: list[tuple[bool, int]], rng) -> None:
+def test_free_runs_are_a_set_that_gives_runs(
+    operations: list[tuple[bool, int]], rng: Random
+) -> None:
     free, taken = FreeRuns(64), list[BlockId]()
     for takes, count in operations:
         if takes and count <= len(free):
@@ -121,7 +124,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 @contextlib.contextmanager
-def refused():  # noqa: ANN201 - a generator behind contextmanager
+def refused():
     """Expect a BlockStateError."""
     try:
         yield

@@ -39,8 +39,8 @@ def prompt_plan(sampling: SamplingParams = SAMPLING, num_samples: int = 1) -> St
     return StepPlan(0, added=(added,), work=(SlotWork(SlotId(0), 20, num_samples),))
 
 
-def decode_plan(number: int = 1, **delta: tuple[TableEdit, ...]) -> StepPlan:
-    return StepPlan(number, work=(SlotWork(SlotId(0), 1, 1),), **delta)
+def decode_plan(table_edits: tuple[TableEdit, ...] = ()) -> StepPlan:
+    return StepPlan(1, table_edits=table_edits, work=(SlotWork(SlotId(0), 1, 1),))
 
 
 def run(executor: MockExecutor, plan: StepPlan, mask: object = None) -> tuple[int, ...]:

@@ -20,7 +20,8 @@ from engine.events import (
     Preempted,
     Reserved,
 )
-from tests.replica import EOS, Replica
+from engine.executor.mock_tokens import expected_tokens
+from tests.replica import EOS, VOCAB, Replica
 
 E = TypeVar("E", bound=Event)
 LONG = list(range(100, 150))  # 50 tokens: 3 full blocks of 16 and a tail
@@ -347,6 +348,9 @@ def test_receptions_are_bounded_by_their_share_and_do_not_block_local_prompts() 
     replica.run()
     assert replica.engine.stats().num_receiving == 1  # 8 of 20 blocks would exceed 30%
     assert replica.outputs(local) == replica.expected(local)
+    replica.engine.abort(RequestId("d2"))
+    replica.run()
+    assert replica.engine.stats().num_waiting == 1
     for index in range(3):
         replica.engine.end_reservation(handoff_of(f"d{index}"), quarantine=False)
         replica.run()
@@ -445,3 +449,48 @@ def test_an_engine_that_cannot_go_on_is_idle_until_something_changes() -> None:
     replica.run()
     assert replica.outputs(blocked) == replica.expected(blocked)
     replica.engine.close()
+
+
+def test_forced_outputs_wait_for_blocks_that_steps_in_flight_hold_back() -> None:
+    replica = Replica(num_blocks=8, max_inflight=2, chunk_tokens=16)
+    replica.scheduler._state.history.record(1)
+    patient = request_of("patient", list(range(200, 266)), max_tokens=40, priority=1)
+    urgent = request_of("urgent", LONG[:16], max_tokens=44)
+    outputs = expected_tokens(urgent.prompt, urgent.sampling, vocab_size=VOCAB)[:40]
+    urgent = request_of("urgent", LONG[:16], max_tokens=44, outputs=(outputs,))
+    for request in (patient, urgent):
+        replica.requests[request.request_id] = request
+    replica.engine.add(patient, Mode.LOCAL)
+    while len(replica.outputs(patient.request_id)) < 5:
+        replica.step()
+    replica.engine.add(urgent, Mode.LOCAL)
+    replica.run()
+    assert of_kind(replica.events, Preempted)[0].request_id == patient.request_id
+    replica.assert_all_right()
+    replica.assert_idle()
+
+
+def test_slots_run_out_and_the_rest_of_a_fork_waits_for_them() -> None:
+    replica = Replica(max_slots=2)
+    replica.add(LONG, n=5, max_tokens=6)
+    other = replica.add(LONG[:3], max_tokens=2)
+    replica.run()
+    replica.assert_all_right()
+    assert replica.finish_reason(other) is FinishReason.LENGTH
+    replica.assert_idle()
+
+
+def test_samples_with_long_forced_outputs_catch_up_within_the_budget() -> None:
+    replica = Replica(chunk_tokens=16)
+    plain = request_of("plain", LONG, n=2, max_tokens=44)
+    outputs = tuple(
+        expected_tokens(plain.prompt, plain.sampling, vocab_size=VOCAB, sample_index=index)[:40]
+        for index in range(2)
+    )
+    forced = request_of("forced", LONG, n=2, max_tokens=44, outputs=outputs)
+    replica.requests[forced.request_id] = forced
+    replica.engine.add(forced, Mode.LOCAL)
+    replica.run()
+    replica.assert_all_right()
+    assert replica.engine.stats().block_copies == 1
+    replica.assert_idle()
