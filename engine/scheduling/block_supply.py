@@ -27,6 +27,8 @@ class BlockSupply:
 
     def num_drafts(self, sequence: Sequence) -> int:
         """Return how many drafts still fit into a decoding sequence's max_tokens."""
+        if not self._drafter.max_drafts:
+            return 0
         room = sequence.max_tokens - sequence.num_outputs - sequence.num_to_come - 1
         return min(self._drafter.max_drafts, room)
 

@@ -60,6 +60,7 @@ class RequestRun:
         mode, handoff: RECEIVE turns LOCAL, without a handoff, when the prompt's KV is complete or
             the cache holds all reusable blocks.
         arrival: number in the order of arrival.
+        num_prompt: prompt tokens.
         live: the samples that can still produce tokens, by sample index; before the fork, all that
             were not cancelled and did not end with their forced outputs.
         cached_tokens: prompt tokens found in the cache at the first admission; None before.
@@ -74,6 +75,7 @@ class RequestRun:
         "is_prompt_complete",
         "live",
         "mode",
+        "num_prompt",
         "received_tokens",
         "request",
         "sequences",
@@ -83,6 +85,7 @@ class RequestRun:
         self, request: EngineRequest, mode: Mode, arrival: int, handoff: HandoffId | None
     ) -> None:
         self.request = request
+        self.num_prompt = len(request.prompt)
         self.mode = mode
         self.arrival = arrival
         self.handoff = handoff
@@ -96,11 +99,6 @@ class RequestRun:
     def request_id(self) -> RequestId:
         """The request's name."""
         return self.request.request_id
-
-    @property
-    def num_prompt(self) -> int:
-        """Prompt tokens."""
-        return len(self.request.prompt)
 
     @property
     def num_first_tokens(self) -> int:
@@ -179,17 +177,17 @@ class Sequence:
     @property
     def num_scheduled(self) -> int:
         """Upper bound of the positions computed once all pending work is applied."""
-        return self.num_computed + sum(p.num_query for p in self.pending)
+        return self.num_computed + (sum(p.num_query for p in self.pending) if self.pending else 0)
 
     @property
     def num_to_come(self) -> int:
         """Most tokens that pending work can add."""
-        return sum(p.max_tokens for p in self.pending)
+        return sum(p.max_tokens for p in self.pending) if self.pending else 0
 
     @property
     def is_sampling(self) -> bool:
         """Whether pending work samples."""
-        return any(p.max_tokens for p in self.pending)
+        return self.num_to_come > 0
 
     @property
     def num_behind(self) -> int:
@@ -202,9 +200,10 @@ class Sequence:
 
     def is_decoding(self) -> bool:
         """Whether its next work is one generated token, to be sampled from."""
-        if self.num_first_tokens != 1 or self.num_outputs + self.num_to_come >= self.max_tokens:
+        num_outputs, num_to_come = self.num_outputs, self.num_to_come
+        if self.num_first_tokens != 1 or num_outputs + num_to_come >= self.max_tokens:
             return False
-        return self.is_sampling or (self.num_behind == 1 and self.num_outputs > 0)
+        return num_to_come > 0 or (num_outputs > 0 and self.num_behind == 1)
 
     @property
     def max_tokens(self) -> int:
