@@ -150,15 +150,6 @@ class FieldReader:
             refuse(self._prefix + name, value, "an object")
         return cast("dict[str, Any]", value)
 
-    def choice(self, name: str, choices: Sequence[str], default: str) -> str:
-        """Return one of some strings."""
-        value = self.raw(name)
-        if value is None:
-            return default
-        if value not in choices:
-            refuse(self._prefix + name, value, " or ".join(f'"{one}"' for one in choices))
-        return value
-
     def accept(self, names: Iterable[str]) -> None:
         """Know fields that cannot change the answer."""
         self._known.update(names)

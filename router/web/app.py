@@ -59,6 +59,7 @@ def create_app(
     control = FastAPI(title="Dovetail", version=version("dovetail"), redirect_slashes=False)
     control.add_exception_handler(RequestError, _on_request_error)
     control.add_exception_handler(HTTPException, _on_http_exception)
+    control.add_exception_handler(Exception, _on_exception)
     add_control_routes(control, context, registry, started=int(clock.wall()))
     return RouterApp(context, control)
 
@@ -78,6 +79,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         response.headers.update(error.headers or {})
         return response
     return _response(RequestError(str(error.detail), status=error.status_code))
+
+
+async def _on_exception(_: Request, __: Exception) -> Response:
+    """Starlette raises it again after this answer; the gate logs it."""
+    return _response(internal_error())
 
 
 def _response(error: RequestError) -> Response:

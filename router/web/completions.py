@@ -162,7 +162,7 @@ class _Exchange:
                 await self._answer_stream(generation, answer, headers)
             else:
                 await self._answer_whole(generation, answer, headers)
-        except RequestError:
+        except Exception:
             reason = FinishReason.ERROR
             raise
         finally:

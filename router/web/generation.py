@@ -51,9 +51,9 @@ class Generation:
         try:
             for request, lifetime in zip(prepared.requests, prepared.lifetimes, strict=True):
                 self._streams.append(context.dispatcher.start(request, lifetime))
-        except RequestError:
-            self.close(FinishReason.ERROR)
-            raise
+        finally:
+            if len(self._streams) < len(prepared.requests):
+                self.close(FinishReason.ERROR)
 
     @property
     def has_finished(self) -> bool:
@@ -139,10 +139,15 @@ class Generation:
             if sample.ended_by_text:
                 stream.finish_sample(update.sample_index)
             deltas.append((index, delta))
-        samples = self.samples[base : base + self._num_samples]
-        if prompt_index in self._open and all(one.finish_reason for one in samples):
-            self._end(prompt_index, samples[0].finish_reason or FinishReason.STOP)
+            if delta.finish_reason is not None:
+                self._end_if_complete(prompt_index)
         return deltas
+
+    def _end_if_complete(self, prompt_index: int) -> None:
+        base = prompt_index * self._num_samples
+        reasons = [one.finish_reason for one in self.samples[base : base + self._num_samples]]
+        if None not in reasons:
+            self._end(prompt_index, reasons[0] or FinishReason.STOP)
 
     def _observe_arrival(self, prompt_index: int, sample: Sample, now: float) -> None:
         if sample.last_arrival is None:

@@ -187,6 +187,24 @@ async def test_the_second_of_two_prompts_refused_ends_the_first() -> None:
     assert dispatcher.aborted == [dispatcher.started[0].request.request_id]
 
 
+async def test_a_control_route_that_fails_shows_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dispatcher = hello()
+
+    def broken() -> Any:
+        msg = "secret detail"
+        raise ValueError(msg)
+
+    dispatcher.cluster_status = broken
+    async with serving(dispatcher) as client:
+        answer = await client.get("/status", headers={"x-request-id": "mine"})
+    assert error_of(answer, 500)["code"] == "internal_error"
+    assert "secret" not in answer.text
+    record = next(one for one in caplog.records if one.name == "router.web.app")
+    assert record.__dict__["request_id"] == "mine"
+
+
 async def test_websockets_are_not_accepted() -> None:
     async with serving(hello()) as client:
         headers = {

@@ -171,10 +171,12 @@ async def test_a_client_that_leaves_ends_its_generation(stream: bool) -> None:
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
         await until(lambda: bool(dispatcher.aborted))
+        await asyncio.sleep(0)  # the abort comes just before the answer is counted
         metrics = (await client.get("/metrics")).text
     success = 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="smol"}'
     assert f"{success} 1.0" in metrics
     assert 'dovetail:http_requests{state="streaming"} 0.0' in metrics
+    assert f'dovetail:http_responses_total{{route="{PATH}",status="499"}} 1.0' in metrics
 
 
 async def test_silence_brings_comments() -> None:

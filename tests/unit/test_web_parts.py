@@ -1,0 +1,96 @@
+"""The small parts of the HTTP side, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from core.clock import ManualClock
+from router.web.asgi import Message
+from router.web.event_stream import EventStream
+from router.web.fast_histogram import FastHistogram
+from router.web.request_ids import LiveIds, accept_or_make
+
+pytestmark = pytest.mark.anyio
+
+
+class Sent:
+    """An ASGI `send` that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    async def __call__(self, message: Message) -> None:
+        self.messages.append(message)
+
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.messages if "body" in message]
+
+
+async def comments_of(stream: EventStream) -> None:
+    """Let the keep-alive look once; it would sleep next."""
+    task = asyncio.create_task(stream.keep_alive())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_nothing_is_sent_before_the_first_event_or_silence() -> None:
+    clock, sent = ManualClock(), Sent()
+    stream = EventStream(sent, clock, 15.0)
+    clock.advance(14.9)
+    await comments_of(stream)
+    assert sent.messages == []
+    assert not stream.has_started
+    clock.advance(0.1)
+    await comments_of(stream)
+    assert sent.messages[0]["status"] == 200
+    assert all(body.startswith(b":") and body.endswith(b"\n\n") for body in sent.bodies())
+
+
+async def test_an_event_breaks_the_silence() -> None:
+    clock, sent = ManualClock(), Sent()
+    stream = EventStream(sent, clock, 15.0)
+    clock.advance(15.0)
+    await stream.write(b"data: x\n\n")
+    await comments_of(stream)
+    await stream.write(b"data: y\n\n", last=True)
+    assert sent.bodies() == [b"data: x\n\n", b"data: y\n\n"]
+    assert [message.get("more_body") for message in sent.messages] == [None, True, False]
+
+
+def test_names_are_free_again() -> None:
+    live = LiveIds()
+    first = live.take("a")
+    second = live.take("a")
+    assert (first, second) == ("a", "a.1")
+    live.release(first)
+    assert live.take("a") == "a"
+    assert live.take("a") == "a.2"
+
+
+@pytest.mark.parametrize("given", [None, "", "a b", "a\n", "ä", "x" * 129])
+def test_unsafe_names_are_replaced(given: str | None) -> None:
+    made = accept_or_make(given)
+    assert len(made) == 32
+    assert made != accept_or_make(given)
+
+
+def test_a_value_on_a_bound_belongs_below_it() -> None:
+    histogram = FastHistogram(("a", "b"), "text", ("label",), (1.0, 2.0))
+    held = histogram.labelled(("x",))
+    for value in (0.5, 1.0, 1.5, 2.0, 3.0):
+        held.observe(value)
+    assert histogram.labelled(("x",)) is held
+    metrics = list(histogram.collect())
+    assert [metric.name for metric in metrics] == ["a", "b"]
+    values = {(sample.name, sample.labels.get("le")): sample.value for sample in metrics[0].samples}
+    assert values == {
+        ("a_bucket", "1.0"): 2.0,
+        ("a_bucket", "2.0"): 4.0,
+        ("a_bucket", "+Inf"): 5.0,
+        ("a_count", None): 5.0,
+        ("a_sum", None): 8.0,
+    }
