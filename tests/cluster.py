@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import httpx
 from openai import AsyncOpenAI, OpenAI
@@ -18,6 +18,9 @@ REQUEST_TIMEOUT_S = 120.0
 
 IDLE_WITHIN_S = 2.0
 """From a request's end, or its client's leaving, until no worker holds a block for it."""
+
+_IDLE_SCRAPES = 40
+"""A machine that is too busy to answer so many scrapes meanwhile gets the time to."""
 
 
 class Cluster:
@@ -68,15 +71,16 @@ class Cluster:
         """
         clock = SystemClock()
         end = clock.now() + IDLE_WITHIN_S
-        while True:
+        num_scrapes = 1
+        workers = self.workers()
+        while any(worker.blocks[state] for worker in workers.values() for state in IN_USE):
+            is_late = clock.now() >= end and num_scrapes >= _IDLE_SCRAPES
+            assert not is_late, f"in use after {IDLE_WITHIN_S:g} s: {_blocks(workers)}"
+            num_scrapes += 1
             workers = self.workers()
-            blocks = {name: worker.blocks for name, worker in workers.items()}
-            in_use = [one[state] for one in blocks.values() for state in IN_USE]
-            if not any(in_use):
-                break
-            assert clock.now() < end, f"blocks in use after {IDLE_WITHIN_S:g} s: {blocks}"
-        for one in blocks.values():
-            assert sum(one[state] for state in BLOCK_STATES) == one["total"] > 0, blocks
+        for worker in workers.values():
+            blocks = worker.blocks
+            assert sum(blocks[state] for state in BLOCK_STATES) == blocks["total"] > 0, blocks
         return workers
 
     def pid(self, component: str) -> int:
@@ -84,6 +88,10 @@ class Cluster:
         lines = [line.split() for line in self.launched.out]
         pids = [int(line[3]) for line in lines if line[:3] == [component, "ready", "pid"]]
         return pids[-1]
+
+
+def _blocks(workers: Mapping[str, Scrape]) -> dict[str, dict[str, int]]:
+    return {name: worker.blocks for name, worker in workers.items()}
 
 
 Up = Callable[..., Cluster]
