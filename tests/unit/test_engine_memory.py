@@ -95,3 +95,34 @@ def test_only_the_tail_is_cloned_and_the_last_sharer_writes_in_place() -> None:
     assert table.writable_tail(6, pool) is None
     assert sibling.writable_tail(6, pool) is None
     assert (sibling.num_shared, sibling.num_exclusive) == (1, 1)
+
+
+def test_blocks_below_another_holders_prefix_become_matchable_when_their_holder_goes() -> None:
+    memory = KvMemory(6, 4, b"m")
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8]
+    hashes = hash_blocks(tokens, block_size=4, fingerprint=b"m")
+    first, second = memory.allocate(1), memory.allocate(2)
+    memory.publish(hashes[:1], first)
+    memory.publish(hashes, second)  # the same prompt, computed at the same time
+    assert memory.match(hashes, 9) == first
+    memory.release(hashes[:1], first)
+    memory.check_invariants()
+    assert len(memory.allocate(memory.num_available)) == 4  # `first` is not kept by a child
+    memory.release(hashes, second)
+    assert memory.match(hashes, 9) == second
+    memory.check_invariants()
+
+
+def test_a_shared_block_is_not_put_below_a_prefix_that_its_holders_do_not_hold() -> None:
+    memory = KvMemory(6, 4, b"m")
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8]
+    hashes = hash_blocks(tokens, block_size=4, fingerprint=b"m")
+    first = memory.allocate(1)
+    shared = memory.allocate(2)
+    memory.hold(shared)
+    memory.release(hashes[:1], first)
+    memory.release(hashes, shared)
+    assert memory.match(hashes, 9) == first
+    memory.release(hashes, shared)
+    assert memory.match(hashes, 9) == [first[0], shared[1]]
+    memory.check_invariants()

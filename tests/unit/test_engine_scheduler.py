@@ -494,3 +494,26 @@ def test_samples_with_long_forced_outputs_catch_up_within_the_budget() -> None:
     replica.assert_all_right()
     assert replica.engine.stats().block_copies == 1
     replica.assert_idle()
+
+
+def test_no_chunk_runs_in_a_step_in_which_a_running_sequence_lacks_blocks() -> None:
+    replica = Replica(num_blocks=12, max_inflight=2, chunk_tokens=16)
+    replica.scheduler._state.history.record(1)
+    for name, start, length, priority in (
+        ("urgent", 100, 10, 0),
+        ("victim", 200, 31, 2),
+        ("long", 300, 128, 1),
+    ):
+        prompt = list(range(start, start + length))
+        request = request_of(name, prompt, max_tokens=20, priority=priority)
+        replica.requests[request.request_id] = request
+        replica.engine.add(request, Mode.LOCAL)
+        replica.step()
+        replica.step()
+    while not of_kind(replica.events, Preempted):
+        replica.step()
+    (event,) = of_kind(replica.events, Preempted)
+    assert event.request_id == RequestId("victim")
+    assert replica.scheduler._state.runs[RequestId("long")].sequences[0].is_catching_up()
+    replica.run()  # Replica checks the rule at every step
+    replica.assert_all_right()
