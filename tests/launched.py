@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -68,12 +68,17 @@ class Launched:
 
         def seen() -> bool:
             found.extend(m for m in (re.search(pattern, line) for line in self.out) if m)
-            return bool(found) or self._open_pipes == 0
+            return bool(found)
 
-        with self._arrived:
-            self._arrived.wait_for(seen, timeout_s)
+        self.wait_until(seen, timeout_s)
         assert found, f"no line like {pattern!r}\n{self.transcript()}"
         return found[0]
+
+    def wait_until(self, seen: Callable[[], bool], timeout_s: float = 30.0) -> None:
+        """Return once `seen`, which looks at the lines, is true, no line can come any more, or the
+        time is over."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: seen() or self._open_pipes == 0, timeout_s)
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 30.0) -> int:
         """Send a signal, and return the exit code."""
