@@ -4,8 +4,32 @@ from __future__ import annotations
 
 import pytest
 
+from tests.figures import LINES, Figures
+
 
 @pytest.fixture
 def anyio_backend() -> str:
     """Coroutine tests run on asyncio, as the product does."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def figures(pytestconfig: pytest.Config) -> Figures:
+    """Show lines at the end of the run: `figures("largest difference 1e-4")`."""
+    shown = pytestconfig.stash.setdefault(LINES, [])
+
+    def show(*lines: str) -> None:
+        shown.extend(lines)
+
+    return show
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Show what `figures` collected."""
+    lines = config.stash.get(LINES, [])
+    if lines:
+        terminalreporter.section("figures")
+    for line in lines:
+        terminalreporter.write_line(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,14 +33,20 @@ class Oracle:
         self._model = build_reference(self.spec, load_weights(self.spec, path))
 
     @torch.inference_mode()
-    def reference_logits(self, token_ids: list[int]) -> Tensor:
-        """Return float32 [len(token_ids), vocab_size]; row i scores token i + 1."""
-        return self._model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    def reference_logits(self, token_ids: list[int], last: int = 0) -> Tensor:
+        """Return float32 [len(token_ids), vocab_size]; row i scores token i + 1.
+
+        Args:
+            last: return only so many rows, the last ones; 0: all.
+        """
+        ids = torch.tensor([token_ids])
+        return self._model(ids, use_cache=False, logits_to_keep=last).logits[0]
 
     @torch.inference_mode()
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
         """Return `num_tokens` greedy tokens after the prompt; EOS does not stop it."""
-        output = self._model.generate(
+        model: Any = self._model  # its mixins do not type-check
+        output = model.generate(
             torch.tensor([prompt]),
             max_new_tokens=num_tokens,
             min_new_tokens=num_tokens,
@@ -61,7 +68,7 @@ def build_reference(spec: ModelSpec, weights: dict[str, Tensor]) -> LlamaForCaus
         num_key_value_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         rms_norm_eps=spec.norm_eps,
-        rope_theta=spec.rope_theta,
+        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta},
         tie_word_embeddings=spec.tied_embeddings,
         max_position_embeddings=spec.max_positions,
         bos_token_id=spec.bos_token_id,
