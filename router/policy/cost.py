@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
+from core.messages import WorkerLoad
 from router.policy.views import PolicySettings, RequestView, WorkerView
 
 
@@ -147,19 +148,20 @@ def _queue_s(worker: WorkerView, speeds: Speeds) -> float:
     return queued / _prefill_speed(worker, speeds)
 
 
+def single_step_s(load: WorkerLoad, speeds: Speeds) -> float | None:
+    """Return the measured step, scaled to one sequence; None until there is one."""
+    if load.decode_step_s is None:
+        return None
+    return load.decode_step_s / (1.0 + speeds.step_growth * max(0, load.num_running - 1))
+
+
 def _step_s(worker: WorkerView, speeds: Speeds) -> float:
     """A step is affine in its batch: scale the measured one to the sequences that will be there."""
     running = worker.load.num_running
     joining = running + worker.load.num_receiving + worker.load.num_waiting
     joined = joining + worker.pending_requests + 1
-    growth = speeds.step_growth
-    measured_s = worker.load.decode_step_s
-    base_s = (
-        speeds.decode_step_s
-        if measured_s is None
-        else measured_s / (1.0 + growth * max(0, running - 1))
-    )
-    return base_s * (1.0 + growth * (joined - 1))
+    base_s = single_step_s(worker.load, speeds) or speeds.decode_step_s
+    return base_s * (1.0 + speeds.step_growth * (joined - 1))
 
 
 def _admission_s(

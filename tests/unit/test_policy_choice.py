@@ -134,6 +134,21 @@ def test_equals_are_chosen_at_random_and_the_less_busy_of_two_wins() -> None:
     assert 0.6 < counts[WorkerId("d1")] / 200 < 0.9  # 3 of 4 draws of two see the idle one
 
 
+def test_a_worker_that_has_measured_nothing_yet_is_as_good_as_its_fastest_peer() -> None:
+    """Else it would get nothing while the others are idle, and never be measured."""
+    fast = WorkerLoad(prefill_tokens_per_s=20_000.0, decode_step_s=0.004, transfer_bytes_per_s=2e10)
+    workers = [prefill(0, load=fast), prefill(1), decode(0, load=fast), decode(1)]
+    pairs = Counter(
+        (names(chosen)[0], chosen.worker_id)
+        for chosen in (decision(LONG, *workers, seed=seed) for seed in range(80))
+    )
+    assert len(pairs) == 4
+    assert min(pairs.values()) > 8
+    # a peer's step is slow because its batch is large, not because the machine is
+    busy = decode(0, load=WorkerLoad(num_running=32, decode_step_s=0.05))
+    assert decision(LONG, prefill(0), busy, decode(1)).predicted_tpot_s < 0.02
+
+
 def test_a_short_prompt_is_computed_on_the_decode_worker_when_that_is_cheaper() -> None:
     chosen = decision(SHORT, prefill(0), decode(0))
     assert chosen.reason is Reason.LOCAL
