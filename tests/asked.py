@@ -1,4 +1,4 @@
-"""One completion on its way, as a client sees it: what came so far, its end, and how to leave it."""
+"""One completion on its way as a client sees it: what came so far, its end, how to leave it."""
 
 from __future__ import annotations
 

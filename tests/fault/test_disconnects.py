@@ -55,9 +55,11 @@ def leave_and_expect_idle(cluster: Cluster, *asked: Asked) -> None:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "whole"])
 def test_in_the_queue(cluster: Cluster, stream: bool) -> None:
-    first = Asked(cluster.url, prompt_of(3000, 1), 8, stream=stream, disaggregate="always")
+    first = Asked(cluster.url, prompt_of(3000, 1 + stream), 8, stream=stream, disaggregate="always")
     until(in_state(cluster, "receiving"), "the first receives")
-    second = Asked(cluster.url, prompt_of(3000, 2), 8, stream=stream, disaggregate="always")
+    second = Asked(
+        cluster.url, prompt_of(3000, 3 + stream), 8, stream=stream, disaggregate="always"
+    )
     until(in_state(cluster, "waiting"), "the second waits")
     second.leave()
     until(in_state(cluster, "waiting", 0), "nobody waits", timeout_s=IDLE_WITHIN_S)

@@ -1,4 +1,4 @@
-"""SIGSTOP of a prefill worker while it pushes, SIGCONT after the fence: its late writes are lost."""
+"""SIGSTOP of a prefill worker while it pushes, SIGCONT after the fence: late writes are lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ask_frozen_worker(cluster: Cluster) -> Asked:
     """Send prompts until one is under way at `FREEZE`, and freeze it after a few blocks."""
     for salt in range(20):
         start = scrape(cluster, FREEZE).total("dovetail:blocks_pushed_total")
-        asked = Asked(cluster.url, prompt_of(3000, salt), 24, disaggregate="always")
+        asked = Asked(cluster.url, prompt_of(3000, salt), 24)
 
         def pushed(before: float = start, asked: Asked = asked) -> bool:
             series = scrape(cluster, FREEZE)
