@@ -71,8 +71,13 @@ class Connection:
     prefill: PrefillWorld
     to_prefill: deque[Any] = field(default_factory=deque)
     to_decode: deque[Any] = field(default_factory=deque)
+    is_open: bool = False
     is_lost_here: bool = False
     is_lost_there: bool = False
+
+    @property
+    def is_opening(self) -> bool:
+        return not (self.is_open or self.is_lost_here) and self.prefill.runs
 
     @property
     def is_half_lost(self) -> bool:
@@ -202,8 +207,15 @@ class HandoffWorld:
 
     def settle_on_a_stream(self, boot: Boot, handoff: HandoffId) -> None:
         for connection in self.connections:
-            if connection.prefill.boot == boot and not connection.is_lost_here:
+            if connection.prefill.boot != boot or connection.is_lost_here:
+                continue
+            if connection.is_open:
                 connection.to_prefill.append(SettleHandoff(handoff))
+                continue
+            unsent = [ask for ask in connection.to_prefill if ask.handoff == handoff]
+            for ask in unsent:
+                connection.to_prefill.remove(ask)
+                self.quarantine_event(quarantine.Settled(handoff))
 
     def find(self, boot: Boot) -> PrefillWorld | None:
         return next((w for w in self.prefills if w.boot == boot and not w.is_dead), None)
@@ -214,9 +226,12 @@ class HandoffWorld:
                 return connection
         opened = Connection(prefill)
         self.connections.append(opened)
-        for handoff in self.quarantine.handoffs_of(prefill.boot):
-            opened.to_prefill.append(SettleHandoff(handoff))
         return opened
+
+    def open(self, connection: Connection) -> None:
+        connection.is_open = True
+        for handoff in self.quarantine.handoffs_of(connection.prefill.boot):
+            connection.to_prefill.append(SettleHandoff(handoff))
 
     def abandon(self, handoff: HandoffId, *, untouched: bool) -> None:
         for block in self.tables.pop(handoff, ()):
@@ -360,9 +375,10 @@ class HandoffWorld:
     def actions(self) -> list[Callable[[], None]]:
         """Everything that could happen next, in any order."""
         running = [w for w in self.prefills if w.runs]
-        heard = [c for c in self.connections if c.prefill.runs]
+        heard = [c for c in self.connections if c.prefill.runs and c.is_open]
         return [
             *self.decode_actions(),
+            *(partial(self.open, c) for c in self.connections if c.is_opening),
             *(partial(self.receive_at_prefill, c) for c in heard if c.to_prefill),
             *(partial(self.close_there, c) for c in heard if c.is_half_lost and not c.to_prefill),
             *(partial(self.compute, w, h) for w in running for h in w.computing),
@@ -517,8 +533,8 @@ class HandoffWorld:
         dead.is_dead = True
         for connection in self.connections:
             if connection.prefill is dead:
-                connection.to_prefill.clear()
                 self.lose(connection)
+                connection.to_prefill.clear()
         self.prefills[which] = self.boot_prefill()
 
     def lose_streams(self, prefill: PrefillWorld, connect_again: bool) -> None:
@@ -530,9 +546,17 @@ class HandoffWorld:
             self.connect(prefill)
 
     def lose(self, connection: Connection) -> None:
-        if not connection.is_lost_here:
-            connection.is_lost_here = True
+        if connection.is_lost_here:
+            return
+        connection.is_lost_here = True
+        if connection.is_open:
             self.tell_all(d.PeerLost(connection.prefill.boot, "stream lost"))
+            return
+        unsent = list(connection.to_prefill)
+        connection.to_prefill.clear()
+        for ask in unsent:
+            lost = d.AskUndelivered(ask.handoff, "connection refused")
+            self.decode_event(ask.handoff.request_id, lost)
 
     def tell_all(self, event: d.Event) -> None:
         for request_id, request in list(self.requests.items()):

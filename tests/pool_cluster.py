@@ -208,7 +208,9 @@ class Machine:
             max_model_len=self.record.max_model_len,
             max_receiving_share=cluster.config.kv_transfer.max_receiving_share,
         )
-        self._engine = Engine(executor, settings, fingerprint=b"mock")
+        self._engine = Engine(
+            executor, settings, fingerprint=b"mock", max_inflight=cluster.config.engine.max_inflight
+        )
         self.engine: EngineThread
         self.fabric: TransferThread
         self.task: asyncio.Task[None]
@@ -412,6 +414,7 @@ async def pool_cluster(
     try_s: float = 2.0,
     quarantine_s: float = 0.3,
     chunk_tokens: int = 16,
+    max_inflight: int = 1,
 ) -> AsyncGenerator[PoolCluster]:
     """Start a cluster, stop it, and fail if any of its tasks did."""
     config = Config(
@@ -419,6 +422,7 @@ async def pool_cluster(
             executor="mock",
             block_size=4,
             chunk_tokens=chunk_tokens,
+            max_inflight=max_inflight,
             mock_step_s=0.0005,
             mock_prompt_token_s=0.0,
         ),

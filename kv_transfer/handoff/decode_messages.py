@@ -106,7 +106,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Settle(msgspec.Struct, frozen=True):
-    """Quarantine this attempt (the next effect abandons its blocks); ask its peer to settle."""
+    """Quarantine this attempt, whose blocks the effect before abandoned; ask its peer to settle."""
 
     candidate: PrefillCandidate
     handoff: HandoffId

@@ -13,8 +13,9 @@
                                                       +-- nobody waits any more -> EndReservation
 
 An attempt's blocks are writable by its peer from the ask until they joined, the peer settled, or a
-fence passed. So whatever ends an attempt that was asked first says `Settle` (which quarantines) and
-never frees; only refused and never-sent asks leave their blocks `untouched`.
+fence passed. So whatever ends an attempt that was asked abandons its blocks to quarantine and then
+says `Settle`, in this order: the answer may be known at once, and ends a quarantine that must have
+begun. Only refused and never-sent asks leave their blocks `untouched`.
 
 First tokens go to the client when they come, before or after the KV, and never change who owns a
 block. From then on every further attempt carries them as forced outputs, so nobody samples that
@@ -299,13 +300,12 @@ def _next_candidate(state: DecodeSide, end: _End) -> Step:
     following = state.candidate_index + 1
     if state.is_answered or following < len(state.terms.candidates):
         return _another_attempt(state, end, following, repeated=False)
-    left = _leave(state, end)
-    ended = replace(state, phase=Phase.ENDED)
     if state.terms.allow_local:
-        return ended, (*left, ComputeLocally(state.handoff, _forcing(state), end.untouched))
+        local = ComputeLocally(state.handoff, _forcing(state), end.untouched)
+        return replace(state, phase=Phase.ENDED), _abandon(state, end, local)
+    ended, effects = _finish(state, end)
     message = f"no prefill worker could serve it; the last: {end.reason}"
-    failed = Fail(message, retriable=True)
-    return ended, (*left, EndReservation(state.handoff, end.untouched), failed)
+    return ended, (*effects, Fail(message, retriable=True))
 
 
 def _another_attempt(state: DecodeSide, end: _End, candidate_index: int, *, repeated: bool) -> Step:
@@ -322,23 +322,26 @@ def _another_attempt(state: DecodeSide, end: _End, candidate_index: int, *, repe
         ended=state.ended,
     )
     retry = Retry(state.handoff, successor, request, end.untouched)
-    return queued, (*_leave(state, end), retry)
+    return queued, _abandon(state, end, retry)
 
 
 def _finish(state: DecodeSide, end: _End) -> Step:
     """End the request here. Without an ask nothing can have been written."""
     untouched = end.untouched or state.phase is Phase.QUEUED
-    effects = (*_leave(state, end), EndReservation(state.handoff, untouched))
+    effects = _abandon(state, end, EndReservation(state.handoff, untouched))
     return replace(state, phase=Phase.ENDED), effects
 
 
-def _leave(state: DecodeSide, end: _End) -> tuple[Effect, ...]:
+def _abandon(
+    state: DecodeSide, end: _End, blocks: Retry | ComputeLocally | EndReservation
+) -> tuple[Effect, ...]:
+    """Do with the attempt's blocks what `blocks` says, and settle what may still be written."""
     if state.phase is Phase.QUEUED:
-        return ()
+        return (blocks,)
     counted = AttemptEnded(state.handoff, end.outcome, end.reason)
     if end.untouched:
-        return (counted,)
-    return (counted, Settle(state.candidate, state.handoff, state.generation))
+        return (counted, blocks)
+    return (counted, blocks, Settle(state.candidate, state.handoff, state.generation))
 
 
 def _forcing(state: DecodeSide) -> EngineRequest:

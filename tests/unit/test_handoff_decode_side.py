@@ -156,7 +156,7 @@ def test_without_fallback_it_fails_after_the_last_candidate() -> None:
 def test_a_failure_is_tried_once_more_then_elsewhere_always_settling() -> None:
     side = Side()
     side.reserve()
-    ended, settle, retry = side.feed(HandoffFailed(FIRST, "reset"))
+    ended, retry, settle = side.feed(HandoffFailed(FIRST, "reset"))
     assert ended.outcome is d.AttemptOutcome.FAILED
     assert (settle.candidate.boot, settle.handoff, settle.generation) == (P0, FIRST, 3)
     assert not retry.untouched
@@ -171,7 +171,7 @@ def test_a_retry_forces_what_was_emitted_and_emits_nothing_again() -> None:
     side = Side(n=2)
     side.reserve()
     side.tokens(7, 8, ends=(1,))
-    *_, retry = side.feed(d.PeerLost(P0, "gone"))
+    _, retry, _ = side.feed(d.PeerLost(P0, "gone"))
     assert retry.request.outputs == ((7,), (8,))
     (ask,) = side.reserve()
     assert ask.request.outputs == ((7,), (8,))
@@ -198,7 +198,7 @@ def test_no_progress_moves_on_and_progress_renews_the_deadline() -> None:
     side.now = 60.0
     assert side.feed(d.Tick()) == []
     side.now = 69.0
-    ended, settle, _ = side.feed(d.Tick())
+    ended, _, settle = side.feed(d.Tick())
     assert ended.outcome is d.AttemptOutcome.TIMED_OUT
     assert settle.candidate.boot == P0
     assert side.state.candidate.boot == P1
@@ -209,7 +209,7 @@ def test_the_requests_deadline_ends_it() -> None:
     side.reserve()
     side.now = 100.0
     effects = side.feed(d.Tick())
-    assert kinds(effects) == ["AttemptEnded", "Settle", "EndReservation", "Fail"]
+    assert kinds(effects) == ["AttemptEnded", "EndReservation", "Settle", "Fail"]
     assert not effects[-1].retriable
     waiting = Side()
     waiting.now = 100.0
@@ -225,12 +225,12 @@ def test_an_answered_request_lets_its_kv_arrive_or_gives_it_up_silently() -> Non
         side = Side()
         side.reserve()
         side.tokens(7, ends=(0,))
-        assert kinds(side.feed(trouble)) == ["AttemptEnded", "Settle", "EndReservation"]
+        assert kinds(side.feed(trouble)) == ["AttemptEnded", "EndReservation", "Settle"]
     side = Side()
     side.reserve()
     side.tokens(7, ends=(0,))
     side.now = 100.0
-    assert kinds(side.feed(d.Tick())) == ["AttemptEnded", "Settle", "EndReservation"]
+    assert kinds(side.feed(d.Tick())) == ["AttemptEnded", "EndReservation", "Settle"]
 
 
 def test_aborts() -> None:
@@ -238,7 +238,7 @@ def test_aborts() -> None:
     assert side.feed(d.Aborted()) == [d.EndReservation(FIRST, untouched=True)]
     side = Side()
     side.reserve()
-    assert kinds(side.feed(d.Aborted())) == ["AttemptEnded", "Settle", "EndReservation"]
+    assert kinds(side.feed(d.Aborted())) == ["AttemptEnded", "EndReservation", "Settle"]
     side = Side(n=2)
     side.reserve()
     assert side.feed(d.SampleAborted(1)) == []
@@ -249,7 +249,7 @@ def test_aborts() -> None:
     side = Side(n=2)
     side.reserve()
     side.feed(d.SampleAborted(0))
-    assert kinds(side.feed(d.SampleAborted(1))) == ["AttemptEnded", "Settle", "EndReservation"]
+    assert kinds(side.feed(d.SampleAborted(1))) == ["AttemptEnded", "EndReservation", "Settle"]
 
 
 def test_a_fence_spares_kv_that_has_landed() -> None:
@@ -262,7 +262,7 @@ def test_a_fence_spares_kv_that_has_landed() -> None:
     side = Side()
     side.reserve()
     side.land(0, 2)
-    _, _, retry = side.feed(d.RegionRevoked(3))
+    _, retry, _ = side.feed(d.RegionRevoked(3))
     assert isinstance(retry, d.Retry)
     assert side.state.candidate.boot == P0, "not the candidate's fault"
 
