@@ -1,8 +1,8 @@
 """Judges what a cluster generated greedily, by one forward pass of the reference a distinct answer.
 
-The reference is teacher-forced on the answer's own ids. Where every id is its arg-max, the answer is
-the reference's own greedy answer, by induction; where its two best logits nearly tie, either may
-stand, and the ids after it are judged all the same.
+The reference is teacher-forced on the answer's own ids. Where every id is its arg-max, the answer
+is the reference's own greedy answer, by induction; where its two best logits nearly tie, either
+may stand, and the ids after it are judged all the same.
 """
 
 from __future__ import annotations

@@ -71,9 +71,13 @@ _WHERE = (
 _TEXTS = {
     "languages": (
         "Le chat dort sur la fenêtre. Die Straße führt über den Fluß. Быстрая лиса прыгает. "
-        "東京は日本の首都です。서울은 한국의 수도이다. القاهرة عاصمة مصر. नई दिल्ली भारत की राजधानी है।"
+        "東京は日本の首都です。서울은 한국의 수도이다. القاهرة عاصمة مصر. "
+        "नई दिल्ली भारत की राजधानी है।"
     ),
-    "emoji and joiners": "👩‍👩‍👧‍👦 went to the 🏖️ with 🇫🇷 and 🇯🇵: e\u0301 ≠ é, ﬁ ≠ fi, \u200b∑∫√∞ 𝔘𝔫𝔦 🤖🤖🤖",
+    "emoji and joiners": (
+        "\U0001f469\u200d\U0001f469\u200d\U0001f467 went to the 🏖️ with 🇫🇷 and 🇯🇵: "
+        "e\u0301 ≠ é, \ufb01 ≠ fi, \u200b∑∫√∞ \U0001d518\U0001d52b\U0001d526 🤖🤖🤖"
+    ),
     "white space": "\n\n\t  a \r\n   b\u00a0c\n\n\n1234567890   12.5e-3\t\t|\n",
     "code": (
         "def fibonacci(n: int) -> int:\n"
