@@ -20,7 +20,7 @@ from engine.models.spec import kv_layout_for
 from kv_transfer.region import HostRegion
 
 GREEDY = SamplingParams(temperature=0.0)
-EXACT = EngineConfig(weights="f32", kv_dtype="f32")
+EXACT = EngineConfig(weights="f32", kv_dtype="f32", threads=1)  # 2 collapse on a shared machine
 
 
 class StepDriver:

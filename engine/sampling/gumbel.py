@@ -4,7 +4,7 @@ argmax over tokens of (score + g) with g = -log(-log(u)) is a draw from softmax(
 
     word = philox(counter = (token >> 2, position, sample index, 0), key = seed)[token & 3]
     u    = ((word >> 8) | 1) * 2^-24          odd 24-bit numerator: exact, never 0 or 1
-    g    = -log_f32(-log_f32(u))              in [LEAST_NOISE, LARGEST_NOISE]
+    g    = -log_f32(-log_f32(u))              from -2.8116 to LARGEST_NOISE
 
 so the token at a position depends on (logits, seed, sample index, position) and on nothing else:
 not on the batch, the device, or where the prompt was computed. Equal sums go to the lowest id.
@@ -22,7 +22,6 @@ from engine.sampling.logarithm import log_f32
 from engine.sampling.philox import philox
 
 LARGEST_NOISE = 16.6356  # -log(-log(1 - 2^-24)) = 16.63553..., rounded up
-LEAST_NOISE = -2.8115  # -log(-log(2^-24)) = -2.81147..., rounded down
 
 _CANDIDATES_AT_ONCE = 1 << 13  # the int64 temporaries of so many stay in the second-level cache
 _DENSE_SHARE = 10  # noise of all tokens costs what it costs for a tenth of them one by one
@@ -36,7 +35,7 @@ class NoiseKeys(NamedTuple):
     sample_index: Tensor
     position: Tensor
 
-    def at(self, rows: Tensor) -> NoiseKeys:
+    def at(self, rows: Tensor | slice) -> NoiseKeys:
         """Return the keys of some rows."""
         return NoiseKeys(*(field[rows] for field in self))
 
@@ -92,10 +91,13 @@ def gumbel_argmax(scores: Tensor, keys: NoiseKeys) -> Tensor:
 
 
 def _dense_argmax(scores: Tensor, keys: NoiseKeys) -> Tensor:
-    winners = [  # row by row: the temporaries of one stay in the cache
-        (scores[row] + noise_of_all(keys.at(row), scores.shape[1])).argmax(dim=1)
-        for row in torch.arange(len(scores))[:, None]
-    ]
+    num_rows, vocab_size = scores.shape
+    at_once = max(1, 4 * _CANDIDATES_AT_ONCE // vocab_size)  # four tokens share one Philox
+    winners: list[Tensor] = []
+    for first in range(0, num_rows, at_once):
+        part = slice(first, first + at_once)
+        noise = noise_of_all(keys.at(part), vocab_size)
+        winners.append(noise.add_(scores[part]).argmax(dim=1))
     return torch.cat(winners)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from core.sampling_params import SamplingParams
+from tests.figures import Figures
 from tests.oracle import Oracle, disagreements, smollm2
 from tests.step_driver import StepDriver, work
 
@@ -40,14 +41,15 @@ def long_reference(oracle: Oracle) -> Tensor:
 
 def check(ours: Tensor, reference: Tensor) -> None:
     difference = float((ours - reference).abs().max())
-    print(f"largest logit difference {difference:.2e}")  # noqa: T201 - the figure is the point
     assert difference <= TOLERANCE
     assert disagreements(ours, reference) == []
 
 
-def test_one_chunk(driver: StepDriver, long_reference: Tensor) -> None:
+def test_one_chunk(driver: StepDriver, long_reference: Tensor, figures: Figures) -> None:
     logits = driver.logits(work(0, len(LONG)), added=(driver.added(0, LONG),))
     driver.remove(0)
+    difference = float((logits - long_reference).abs().max())
+    figures(f"executor against transformers, f32: largest logit difference {difference:.1e}")
     check(logits, long_reference)
 
 
