@@ -43,6 +43,8 @@ from kv_transfer.transfer_thread import TransferThread
 
 _log = logging.getLogger(__name__)
 
+OnAnswer = Callable[[LiveRequest, asyncio.Future[None]], None]
+
 
 class Owner(Protocol):
     """Whoever owns the requests; `decode_pool.requests.Requests`."""
@@ -72,6 +74,7 @@ class Receiving:
     """Lives in the worker's task; every method runs there.
 
     Args:
+        on_joined: called on the loop with the engine's answer to a join; has `joined` called.
         start_fence: moves the region, registers it again, and has `region_ready` called.
         release_sinks: unmaps what fences left behind.
     """
@@ -84,6 +87,7 @@ class Receiving:
         fabric: TransferThread,
         peers: PrefillPeers,
         region: RegionDescriptor,
+        on_joined: OnAnswer,
         start_fence: Callable[[], object],
         release_sinks: Callable[[], None],
         quarantine_s: float,
@@ -94,6 +98,7 @@ class Receiving:
         self._fabric = fabric
         self._peers = peers
         self._region = region
+        self._on_joined = on_joined
         self._start_fence = start_fence
         self._release_sinks = release_sinks
         self._clock = clock
@@ -175,6 +180,11 @@ class Receiving:
         deferred, self._deferred = self._deferred, []
         for event in deferred:
             self.reserved(event)
+
+    def joined(self, live: LiveRequest, future: asyncio.Future[None]) -> None:
+        """The engine runs a request whose KV came; an exception of it is this task's."""
+        future.result()
+        live.lifetime.stamp(Stamp.JOINED, self._clock.now())
 
     def tick(self) -> None:
         """Let deadlines pass."""
@@ -267,11 +277,7 @@ class Receiving:
                 effect.handoff, effect.first_tokens, num_received=effect.num_received
             )
         )
-        joined.add_done_callback(partial(self._joined, live))
-
-    def _joined(self, live: LiveRequest, future: asyncio.Future[None]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            live.lifetime.stamp(Stamp.JOINED, self._clock.now())
+        joined.add_done_callback(partial(self._on_joined, live))
 
     def _settle(self, effect: d.Settle) -> None:
         boot = effect.candidate.boot

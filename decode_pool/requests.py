@@ -41,7 +41,7 @@ from decode_pool.live_request import (
     RequestState,
     engine_id_of,
 )
-from decode_pool.receiving import Owner, Receiving
+from decode_pool.receiving import OnAnswer, Owner, Receiving
 from decode_pool.stats import DecodeStats
 from decode_pool.token_outbox import TokenOutbox
 from engine.engine_thread import EngineThread
@@ -50,8 +50,6 @@ from kv_transfer.handoff import decode_messages as d
 from kv_transfer.handoff.decode_side import DecodeSide, Phase, Terms
 
 _log = logging.getLogger(__name__)
-
-OnAdded = Callable[[LiveRequest, asyncio.Future[None]], None]
 
 
 class Requests:
@@ -96,7 +94,7 @@ class Requests:
 
     # --- the router says --------------------------------------------------------------------
 
-    def start(self, stream: Stream[Any], message: StartRequest, added: OnAdded) -> None:
+    def start(self, stream: Stream[Any], message: StartRequest, added: OnAnswer) -> None:
         """Own a request, or refuse it.
 
         Args:
@@ -250,7 +248,8 @@ class Requests:
             if live.side.phase is Phase.QUEUED:  # its forced outputs had ended it
                 self.receiving.advance(live, d.Aborted())
             return
-        self._handing_off.pop(live.request_id, None)
+        if self._handing_off.get(live.request_id) is live:
+            del self._handing_off[live.request_id]
         if live.is_finished:
             self._forget(live)
 

@@ -111,6 +111,9 @@ class DecodeWorker:
     def _on_added(self, live: LiveRequest, future: asyncio.Future[None]) -> None:
         self._inbox.put(lambda requests: requests.engine_answered(live, future))
 
+    def _on_joined(self, live: LiveRequest, future: asyncio.Future[None]) -> None:
+        self._inbox.put(lambda requests: requests.receiving.joined(live, future))
+
     def _tell_control_plane(self, _: Requests, *, event: CacheChanged | Preempted) -> None:
         if self._ports is None:
             return
@@ -182,6 +185,7 @@ class DecodeWorker:
             fabric=ports.fabric,
             peers=peers,
             region=region,
+            on_joined=self._on_joined,
             start_fence=lambda: group.create_task(self._fence(ports)),
             release_sinks=lambda: ports.engine.post(lambda _: ports.region.release_sinks()),
             quarantine_s=self._config.kv_transfer.quarantine_s,

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from core.clock import SystemClock
 from core.config import Config, ControlPlaneConfig, EngineConfig, KvTransferConfig
@@ -40,6 +40,7 @@ from engine.executor.mock_pool import mock_layout
 from engine.executor.mock_tokens import expected_tokens
 from kv_transfer.inprocess import InProcessFabric
 from kv_transfer.inprocess_model import FabricEvent, Faults, Kind
+from kv_transfer.nixl_transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
 from kv_transfer.transport import Notification, PeerName, Transport
@@ -228,6 +229,8 @@ class Machine:
         return PeerName(f"{self.record.worker_id}@{self.record.boot}")
 
     def new_transport(self) -> Transport:
+        if self.cluster.config.kv_transfer.backend == "nixl":
+            return NixlTransport(self.agent)
         return self.cluster.fabric.transport(self.agent)
 
     async def start_threads(
@@ -415,6 +418,7 @@ async def pool_cluster(
     quarantine_s: float = 0.3,
     chunk_tokens: int = 16,
     max_inflight: int = 1,
+    backend: Literal["nixl", "inprocess"] = "inprocess",
 ) -> AsyncGenerator[PoolCluster]:
     """Start a cluster, stop it, and fail if any of its tasks did."""
     config = Config(
@@ -427,7 +431,7 @@ async def pool_cluster(
             mock_prompt_token_s=0.0,
         ),
         kv_transfer=KvTransferConfig(
-            backend="inprocess", try_s=try_s, quarantine_s=quarantine_s, max_receiving_share=0.5
+            backend=backend, try_s=try_s, quarantine_s=quarantine_s, max_receiving_share=0.5
         ),
         control_plane=ControlPlaneConfig(heartbeat_s=0.05),
     )

@@ -145,6 +145,66 @@ async def test_mixed_requests_with_random_aborts() -> None:
         await cluster.until_idle()
 
 
+async def test_the_same_over_nixl() -> None:
+    async with pool_cluster(num_prefills=2, backend="nixl") as cluster:
+        requests = [request_of(f"r{i}", range(10 * i, 10 * i + 45), n=1 + i % 2) for i in range(8)]
+        first, second = cluster.candidates
+        answers = [
+            cluster.router.start(r, (first, second) if i % 2 else (second, first))
+            for i, r in enumerate(requests)
+        ]
+        for request, answer in zip(requests, answers, strict=True):
+            await served(answer, request)
+            cluster.expect(request, answer)
+            assert answer.traces[-1].decision == "disaggregated"
+        await cluster.until_idle()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_everything_at_once(seed: int) -> None:
+    """Delays, losses, small pools, aborts, a death and a freeze under load."""
+    dice = random.Random(seed)
+    faults = Faults(max_delay_s=0.01, loss=0.02, notification_loss=0.02)
+    async with pool_cluster(
+        num_prefills=3,
+        num_blocks=32,
+        prefill_blocks=32,
+        max_inflight=2,
+        faults=faults,
+        try_s=0.3,
+        quarantine_s=0.2,
+    ) as cluster:
+        started: list[tuple[EngineRequest, Answer]] = []
+        aborted: set[int] = set()
+        for i in range(50):
+            base = dice.randrange(10, 60)
+            request = request_of(
+                f"r{i}",
+                range(base, base + dice.choice([1, 4, 9, 30, 60])),
+                n=dice.choice([1, 1, 2, 3]),
+                max_tokens=dice.choice([1, 2, 12]),
+                temperature=1.0,
+                seed=i,
+                logit_bias=dice.choice([(), (), ((EOS, 100.0),)]),
+            )
+            order = dice.sample(cluster.candidates, 3)
+            started.append((request, cluster.router.start(request, tuple(order))))
+            if dice.random() < 0.3:
+                index = dice.randrange(len(started))
+                aborted.add(index)
+                cluster.router.abort(started[index][0], dice.choice([None, 0]))
+            if i == 20:
+                await cluster.kill_prefill(0, buffered_descriptors=2)
+            if i == 35:
+                cluster.freeze_prefill(1)
+            await asyncio.sleep(dice.random() * 0.01)
+        for index, (request, answer) in enumerate(started):
+            if index not in aborted:
+                await served(answer, request)
+                cluster.expect(request, answer)
+        await cluster.until_idle()
+
+
 async def test_one_sample_is_aborted_on_its_way() -> None:
     faults = Faults(min_delay_s=0.01, max_delay_s=0.02)
     async with pool_cluster(faults=faults) as cluster:
@@ -315,3 +375,39 @@ async def test_routers_hear_the_load_and_drained_workers_refuse() -> None:
         answer = await served(cluster.router.start(request, cluster.candidates), request)
         assert answer.refused is not None
         assert answer.refused.reason == "draining"
+
+
+async def test_a_prefill_worker_that_refuses_is_passed_over() -> None:
+    async with pool_cluster(num_prefills=2, prefill_blocks=8) as cluster:
+        cluster.prefills[0].refuse("draining")
+        request = request_of("r", range(10, 30))
+        answer = await served(cluster.router.start(request, cluster.candidates), request)
+        cluster.expect(request, answer)
+        assert answer.traces[-1].prefill_worker == "prefill-1"
+        too_long_for_it = request_of("long", range(10, 70))
+        answer = cluster.router.start(too_long_for_it, cluster.candidates)
+        cluster.expect(too_long_for_it, await served(answer, too_long_for_it))
+        assert answer.traces[-1].decision == "fallback"
+        decode = cluster.decode.stats()
+        assert decode is not None
+        assert decode.handoffs_by_outcome[AttemptOutcome.REFUSED] == 3
+        assert decode.quarantine_s == 0.0, "nothing was written, nothing is quarantined"
+        await cluster.until_idle()
+
+
+@pytest.mark.parametrize("victim", ["decode", "prefill"])
+async def test_an_engine_that_fails_ends_its_worker_loudly(victim: str) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        await break_an_engine(victim)
+    assert caught.group_contains(AssertionError, match="a broken invariant")
+
+
+async def break_an_engine(victim: str) -> None:
+    def fail(_: object) -> None:
+        msg = "a broken invariant"
+        raise AssertionError(msg)
+
+    async with pool_cluster() as cluster:
+        machine = cluster.decode_machine if victim == "decode" else cluster.prefill_machines[0]
+        machine.engine.post(fail)
+        await asyncio.wait([machine.task], timeout=5.0)
