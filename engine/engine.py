@@ -10,7 +10,7 @@ device computes. Runs on the engine's own thread (`engine.engine_thread`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -114,11 +114,11 @@ class Engine:
         self._is_stirred = True
         self._scheduler.abort(request_id, sample_index)
 
-    def step(self) -> list[Event]:
-        """Run one iteration; returns what happened since the last one, in order."""
+    def step(self, tell: Callable[[list[Event]], object] | None = None) -> list[Event]:
+        """See `EngineApi.step`; what is told and what is returned are in order."""
         plan = None
         if len(self._in_flight) < self._max_inflight:
-            plan = self._submit()
+            plan = self._submit(tell)
         is_full = len(self._in_flight) >= self._max_inflight
         if self._in_flight and (is_full or plan is None):
             self._collect()
@@ -150,9 +150,12 @@ class Engine:
             self._collect()
         self._executor.close()
 
-    def _submit(self) -> StepPlan | None:
+    def _submit(self, tell: Callable[[list[Event]], object] | None) -> StepPlan | None:
         plan = self._scheduler.schedule()
         if plan is not None:
+            events = self._scheduler.drain_events() if tell else []
+            if tell and events:
+                tell(events)
             handle = self._executor.submit(plan)
             self._executor.sample(handle)
             self._in_flight.append((handle, plan))

@@ -154,9 +154,9 @@ class EngineThread:
                     if answer is not None:
                         self._tell(answer)
                 if self._engine.has_work():
-                    events = self._engine.step()
+                    events = self._engine.step(self._tell_events)
                     if events:
-                        self._tell(self._on_events, events)
+                        self._tell_events(events)
         finally:
             self._engine.close()
 
@@ -173,6 +173,9 @@ class EngineThread:
 
     def _is_busy(self) -> bool:
         return bool(self._inbox) or self._is_stopping or self._engine.has_work()
+
+    def _tell_events(self, events: list[Event]) -> None:
+        self._tell(self._on_events, events)
 
     def _tell(self, fn: Callable[..., object], *args: object) -> None:
         if not self._loop.is_closed():

@@ -6,7 +6,7 @@ carries calls there), so none of them locks and all are quick.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from core.ids import HandoffId, RequestId
@@ -78,8 +78,14 @@ class EngineApi(Protocol):
         at the next step. Emits nothing. Blocks of a PREFILL request stay held until `release`."""
         ...
 
-    def step(self) -> list[Event]:
-        """Run one iteration: schedule, submit, and apply what is due. Returns what happened."""
+    def step(self, tell: Callable[[list[Event]], object] | None = None) -> list[Event]:
+        """Run one iteration: schedule, submit, and apply what is due. Returns what happened.
+
+        Args:
+            tell: called with the events of scheduling, if any, before the step computes: a peer is
+                asked for its KV, and cached blocks are sent, while it does. Those are then not
+                returned.
+        """
         ...
 
     def has_work(self) -> bool:

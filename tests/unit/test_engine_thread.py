@@ -10,10 +10,11 @@ import pytest
 
 from core.ids import RequestId
 from engine.engine_thread import EngineStopped, EngineThread
-from engine.events import Event, Generated, Mode
+from engine.events import Admitted, Event, Generated, Mode, Reserved
+from engine.executor.interface import Handle, StepPlan
 from engine.interface import EngineApi
 from tests.replica import Replica
-from tests.unit.test_engine_scheduler import LONG, request_of
+from tests.unit.test_engine_scheduler import LONG, handoff_of, request_of
 
 
 class Told:
@@ -68,6 +69,40 @@ async def test_a_request_runs_and_events_come_before_later_results() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_peer_is_asked_before_the_step_that_runs_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a step takes 50 ms, a decode worker would else ask for a prompt 50 ms later."""
+    replica, told = Replica(), Told()
+    is_asked, was_asked = threading.Event(), list[bool]()
+
+    def on_events(events: list[Event]) -> None:
+        told.on_events(events)
+        if any(isinstance(event, Admitted | Reserved) for event in events):
+            is_asked.set()
+
+    submit = replica.executor.submit
+
+    def submit_once_asked(plan: StepPlan) -> Handle:
+        was_asked.append(is_asked.wait(5))
+        return submit(plan)
+
+    monkeypatch.setattr(replica.executor, "submit", submit_once_asked)
+    thread = EngineThread(
+        replica.engine, loop=asyncio.get_running_loop(), on_events=on_events, name="engine-test"
+    )
+    local, received = request_of("a", LONG, max_tokens=2), request_of("b", LONG[:-1], max_tokens=2)
+    thread.post(lambda engine: engine.add(local, Mode.LOCAL))
+    thread.post(lambda engine: engine.add(received, Mode.RECEIVE, handoff=handoff_of("b")))
+    thread.start()
+    await told.is_finished.wait()
+    assert all(was_asked)
+    kinds = [type(event) for event in told.events]
+    assert kinds[:2] == [Admitted, Reserved]
+    await thread.stop()
+
+
+@pytest.mark.anyio
 async def test_it_sleeps_while_idle_and_checks_invariants_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,7 +152,7 @@ async def test_a_failing_step_is_reported_and_ends_the_engine(
 ) -> None:
     replica, told = Replica(), Told()
 
-    def break_down() -> list[Event]:
+    def break_down(tell: object = None) -> list[Event]:
         msg = "device lost"
         raise RuntimeError(msg)
 
