@@ -19,6 +19,10 @@ from kv_transfer.transport import PeerName, RemoteRegion, Transport, WriteState
 _RANK_PAIR = (0, 0)
 _SMOOTHING = 0.2
 
+MEASURED_BYTES = 1 << 20
+"""Writes from this size on tell the fabric's speed: a small one takes as long as its latency, which
+made a worker look a thousand times slower than it was, and routers avoid it for good."""
+
 _log = logging.getLogger(__name__)
 
 OnEnd = Callable[[str | None], None]
@@ -37,6 +41,7 @@ class Pusher:
         self._fabric = fabric
         self._boot = boot
         self._generation_by_peer: dict[PeerName, int] = {}
+        self._connected: set[PeerName] = set()
         self.num_blocks = 0
         self.num_bytes = 0
         self.num_failed = 0
@@ -64,7 +69,9 @@ class Pusher:
             num_blocks=len(push.targets),
         )
         written = self._fabric.write(remote, local, target, msgspec.msgpack.encode(tag))
-        written.add_done_callback(partial(self._ended, remote.peer, len(push.targets), on_end))
+        is_telling = remote.peer in self._connected  # else its time is that of connecting, too
+        ended = partial(self._ended, remote.peer, len(push.targets), on_end, is_telling=is_telling)
+        written.add_done_callback(ended)
 
     async def renew(self, make: Callable[[], Transport]) -> None:
         """Destroy the agent and go on with a new one; writes pushed from now on are the new one's.
@@ -73,6 +80,7 @@ class Pusher:
             make: returns a transport that has the region registered; runs on the fabric's thread.
         """
         self._generation_by_peer.clear()
+        self._connected.clear()
         await self._fabric.renew(make)
 
     def _learn(self, region: RegionDescriptor) -> None:
@@ -96,21 +104,27 @@ class Pusher:
         num_blocks: int,
         on_end: OnEnd,
         written: asyncio.Future[WriteOutcome],
+        *,
+        is_telling: bool,
     ) -> None:
         if written.cancelled():
             return
         error = written.exception()
         if error is None and written.result().state is WriteState.DONE:
-            self._measure(written.result(), num_blocks)
+            outcome = written.result()
+            self.num_blocks += num_blocks
+            self.num_bytes += outcome.num_bytes
+            self._connected.add(peer)
+            if is_telling and outcome.num_bytes >= MEASURED_BYTES:
+                self._measure(outcome)
             on_end(None)
             return
         self.num_failed += 1
+        self._connected.discard(peer)
         self._generation_by_peer.pop(peer, None)  # the next ask gets a fresh connection
         on_end(str(error) if error is not None else written.result().reason)
 
-    def _measure(self, outcome: WriteOutcome, num_blocks: int) -> None:
-        self.num_blocks += num_blocks
-        self.num_bytes += outcome.num_bytes
+    def _measure(self, outcome: WriteOutcome) -> None:
         speed = outcome.num_bytes / max(outcome.seconds, 1e-9)
         before = speed if self.bytes_per_s is None else self.bytes_per_s
         self.bytes_per_s = before + _SMOOTHING * (speed - before)

@@ -29,6 +29,7 @@ SETTINGS = (
     "--set", "engine.chunk_tokens=128",
     "--set", "engine.mock_prompt_token_s=0.0002",
     "--set", "kv_transfer.quarantine_s=1",
+    "--set", "control_plane.lease_s=3",
 )  # fmt: skip
 
 

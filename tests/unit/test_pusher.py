@@ -1,0 +1,117 @@
+"""prefill_pool.pusher: which writes tell routers how fast the fabric is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from core.ids import Attempt, BlockId, Boot, HandoffId, RequestId, WorkerId
+from core.messages import BlockRun, PrefillAsk, RegionDescriptor
+from core.request import EngineRequest
+from core.sampling_params import SamplingParams
+from kv_transfer.handoff.prefill_messages import Push
+from kv_transfer.transfer_thread import TransferThread, WriteOutcome
+from kv_transfer.transport import Span, WriteState
+from prefill_pool.pusher import MEASURED_BYTES, Pusher
+
+pytestmark = pytest.mark.anyio
+
+BLOCK_BYTES = MEASURED_BYTES // 4
+
+
+class ScriptedFabric:
+    """Every write ends at once, as `seconds` and `state` say."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.001
+        self.state = WriteState.DONE
+
+    def call(self, function: Callable[[Any], object]) -> asyncio.Future[None]:
+        return _done(None)
+
+    async def renew(self, make: Callable[[], Any]) -> None:
+        """Nothing to destroy."""
+
+    def write(
+        self, remote: object, local: Sequence[Span], target: Sequence[Span], tag: bytes
+    ) -> asyncio.Future[WriteOutcome]:
+        num_bytes = sum(span.num_bytes for span in local)
+        return _done(WriteOutcome(self.state, "", 0.0, self.seconds, num_bytes, len(local)))
+
+
+def _done(result: Any) -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_result(result)
+    return future
+
+
+class Writer:
+    """A pusher over a scripted fabric."""
+
+    def __init__(self) -> None:
+        self.fabric = ScriptedFabric()
+        self.pusher = Pusher(cast("TransferThread", cast("object", self.fabric)), Boot("here"))
+
+    async def push(self, num_blocks: int, peer: str = "decode-0") -> str | None:
+        blocks = tuple(BlockId(i) for i in range(num_blocks))
+        region = RegionDescriptor(
+            worker_id=WorkerId(peer),
+            boot=Boot("there"),
+            generation=0,
+            address=4096,
+            num_bytes=BLOCK_BYTES * num_blocks,
+            block_bytes=BLOCK_BYTES,
+            layout="layout",
+            metadata=b"",
+        )
+        ask = PrefillAsk(
+            handoff=HandoffId(RequestId("r"), Attempt(1, 1)),
+            request=EngineRequest(RequestId("r"), (1,), SamplingParams()),
+            first_block=0,
+            blocks=(BlockRun(BlockId(0), num_blocks),),
+            region=region,
+            remaining_s=60.0,
+        )
+        ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.pusher.push(ask, Push(0, 0, blocks, blocks), ended.set_result)
+        return await ended
+
+
+async def test_a_small_write_says_nothing_about_bandwidth() -> None:
+    writer = Writer()
+    await writer.push(4)
+    writer.fabric.seconds = 0.1  # its latency
+    await writer.push(1)
+    assert writer.pusher.bytes_per_s is None
+    writer.fabric.seconds = 0.001
+    await writer.push(4)
+    assert writer.pusher.bytes_per_s == pytest.approx(MEASURED_BYTES / 0.001)
+    assert (writer.pusher.num_blocks, writer.pusher.num_bytes) == (9, 9 * BLOCK_BYTES)
+
+
+async def test_neither_does_the_first_write_on_a_connection() -> None:
+    writer = Writer()
+    writer.fabric.seconds = 10.0
+    await writer.push(8)
+    await writer.push(8, peer="decode-1")
+    assert writer.pusher.bytes_per_s is None
+    await writer.push(8)
+    assert writer.pusher.bytes_per_s == pytest.approx(8 * BLOCK_BYTES / 10.0)
+    await writer.pusher.renew(lambda: cast("Any", None))
+    writer.fabric.seconds = 1000.0
+    await writer.push(8)
+    assert writer.pusher.bytes_per_s == pytest.approx(8 * BLOCK_BYTES / 10.0)
+
+
+async def test_after_a_failed_write_the_connection_is_a_new_one() -> None:
+    writer = Writer()
+    await writer.push(8)
+    writer.fabric.state = WriteState.FAILED
+    assert await writer.push(8) is not None
+    writer.fabric.state = WriteState.DONE
+    await writer.push(8)
+    assert writer.pusher.bytes_per_s is None
+    assert writer.pusher.num_failed == 1
