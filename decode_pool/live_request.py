@@ -80,6 +80,7 @@ class LiveRequest:
         side: the handoff; None for requests that never had a prefill candidate.
         next_index: per sample, the index of the next token to send.
         reported: the trace as the router knows it.
+        is_preempted: a sample lost its blocks, and no token came since.
     """
 
     start: StartRequest
@@ -93,6 +94,7 @@ class LiveRequest:
     lifetime: Lifetime = field(default_factory=Lifetime)
     finished: set[int] = field(default_factory=set)
     reported: RequestTrace | None = None
+    is_preempted: bool = False
 
     @property
     def request_id(self) -> RequestId:
@@ -136,8 +138,3 @@ class LiveRequest:
 def engine_id_of(start: StartRequest) -> RequestId:
     """Return the request's name in the engine."""
     return RequestId(f"{start.request.request_id}/{start.dispatch}")
-
-
-def request_id_of(engine_id: RequestId) -> RequestId:
-    """Undo `engine_id_of`, forgetting the dispatch."""
-    return RequestId(engine_id.rpartition("/")[0])

@@ -46,6 +46,7 @@ class DecodePorts:
             `DecodeWorker.on_notification`.
         on_cache_changed: the cache ledger's writer.
         on_preempted: records a preempted request in the control plane.
+        on_resumed: it runs again, or is over.
     """
 
     engine: EngineThread
@@ -54,3 +55,4 @@ class DecodePorts:
     connect: Connect
     on_cache_changed: Callable[[CacheChanged], None]
     on_preempted: Callable[[RequestId], None]
+    on_resumed: Callable[[RequestId], None]

@@ -41,11 +41,11 @@ from decode_pool.live_request import (
     RequestState,
     engine_id_of,
 )
+from decode_pool.ports import DecodePorts
 from decode_pool.receiving import OnAnswer, Owner, Receiving
 from decode_pool.stats import DecodeStats
 from decode_pool.token_outbox import TokenOutbox
-from engine.engine_thread import EngineThread
-from engine.events import Admitted, Event, Generated, Mode, Reserved
+from engine.events import Admitted, Event, Generated, Mode, Preempted, Reserved
 from kv_transfer.handoff import decode_messages as d
 from kv_transfer.handoff.decode_side import DecodeSide, Phase, Terms
 
@@ -63,14 +63,15 @@ class Requests:
         self,
         record: WorkerRecord,
         config: KvTransferConfig,
-        engine: EngineThread,
+        ports: DecodePorts,
         outbox: TokenOutbox,
         make_receiving: Callable[[Owner], Receiving],
         clock: Clock,
     ) -> None:
         self._record = record
         self._config = config
-        self._engine = engine
+        self._ports = ports
+        self._engine = ports.engine
         self._outbox = outbox
         self._clock = clock
         self._live: dict[RequestId, LiveRequest] = {}
@@ -159,12 +160,27 @@ class Requests:
                 self.receiving.reserved(event)
             case Admitted():
                 self._admitted(event)
+            case Preempted():
+                self._preempted(event)
             case _:
                 return
+
+    def _preempted(self, event: Preempted) -> None:
+        live = self._by_engine_id.get(event.request_id)
+        if live is not None and not live.is_preempted:
+            live.is_preempted = True
+            self._ports.on_preempted(live.request_id)
+
+    def _resumed(self, live: LiveRequest) -> None:
+        """It runs again, or is over; the record of its preemption must not outlive it."""
+        if live.is_preempted:
+            live.is_preempted = False
+            self._ports.on_resumed(live.request_id)
 
     def _generated(self, event: Generated) -> None:
         live = self._by_engine_id.get(event.request_id)
         if live is not None and event.sample_index not in live.finished:
+            self._resumed(live)
             self._send(live, event)
             self.end_if_over(live)
 
@@ -331,3 +347,4 @@ class Requests:
             del self._live[live.request_id]
             self._handing_off.pop(live.request_id, None)
         self._by_engine_id.pop(live.engine_id, None)
+        self._resumed(live)

@@ -28,14 +28,14 @@ from core.messages import (
     WriteNotification,
 )
 from core.worker_record import WorkerRecord
-from decode_pool.live_request import LiveRequest, request_id_of
+from decode_pool.live_request import LiveRequest
 from decode_pool.ports import DecodePorts
 from decode_pool.prefill_peers import PrefillPeers
 from decode_pool.receiving import Owner, Receiving
 from decode_pool.requests import Requests
 from decode_pool.stats import DecodeStats
 from decode_pool.token_outbox import TokenOutbox
-from engine.events import CacheChanged, EngineStats, Event, Preempted
+from engine.events import CacheChanged, EngineStats, Event
 from engine.load import load_of
 from kv_transfer.transport import Notification
 
@@ -94,8 +94,8 @@ class DecodeWorker:
     def on_engine_events(self, events: list[Event]) -> None:
         """For `EngineThread`: the events of one step."""
         for event in events:
-            if isinstance(event, CacheChanged | Preempted):
-                self._inbox.put(partial(self._tell_control_plane, event=event))
+            if isinstance(event, CacheChanged):
+                self._inbox.put(partial(self._cache_changed, event=event))
             else:
                 self._inbox.put(partial(Requests.engine_says, event=event))
 
@@ -114,13 +114,9 @@ class DecodeWorker:
     def _on_joined(self, live: LiveRequest, future: asyncio.Future[None]) -> None:
         self._inbox.put(lambda requests: requests.receiving.joined(live, future))
 
-    def _tell_control_plane(self, _: Requests, *, event: CacheChanged | Preempted) -> None:
-        if self._ports is None:
-            return
-        if isinstance(event, CacheChanged):
+    def _cache_changed(self, _: Requests, *, event: CacheChanged) -> None:
+        if self._ports is not None:
             self._ports.on_cache_changed(event)
-        else:
-            self._ports.on_preempted(request_id_of(event.request_id))
 
     # --- the process ------------------------------------------------------------------------
 
@@ -153,7 +149,7 @@ class DecodeWorker:
             requests = self._requests = Requests(
                 self._record,
                 self._config.kv_transfer,
-                ports.engine,
+                ports,
                 outbox,
                 partial(self._receiving, ports=ports, peers=peers, region=region, group=group),
                 self._clock,

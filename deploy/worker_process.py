@@ -218,6 +218,7 @@ class _WorkerProcess:
             connect=self._connect,
             on_cache_changed=self._cache_changed,
             on_preempted=self._preempted,
+            on_resumed=self._ledger.resumed,
         )
 
     async def _connect(

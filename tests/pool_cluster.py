@@ -286,6 +286,7 @@ class PoolCluster:
         self.prefills: list[PrefillWorker] = []
         self.streams: list[MemoryStream] = []
         self.dead: set[str] = set()
+        self.preemptions: list[tuple[str, str]] = []
 
     @property
     def candidates(self) -> tuple[PrefillCandidate, ...]:
@@ -317,7 +318,8 @@ class PoolCluster:
             machine.region,
             self.connect,
             lambda _: None,
-            lambda _: None,
+            lambda request_id: self.preemptions.append(("preempted", request_id)),
+            lambda request_id: self.preemptions.append(("resumed", request_id)),
         )
         machine.task = asyncio.create_task(worker.run(ports))
         hello = Hello("router", "router-0", new_boot())

@@ -411,3 +411,19 @@ async def break_an_engine(victim: str) -> None:
         machine = cluster.decode_machine if victim == "decode" else cluster.prefill_machines[0]
         machine.engine.post(fail)
         await asyncio.wait([machine.task], timeout=5.0)
+
+
+async def test_the_record_of_a_preemption_goes_when_the_request_runs_again_or_ends() -> None:
+    async with pool_cluster(num_blocks=14) as cluster:
+        requests = [
+            request_of(f"r{k}", range(10 * k, 10 * k + 8), max_tokens=30) for k in range(1, 4)
+        ]
+        answers = [cluster.router.start(request, ()) for request in requests]
+        for request, answer in zip(requests, answers, strict=True):
+            cluster.expect(request, await served(answer, request))
+        await cluster.until_idle()
+    recorded = [request_id for what, request_id in cluster.preemptions if what == "preempted"]
+    removed = [request_id for what, request_id in cluster.preemptions if what == "resumed"]
+    assert recorded, "the pool is too small for three requests"
+    assert sorted(recorded) == sorted(removed)
+    assert set(recorded) <= {request.request_id for request in requests}

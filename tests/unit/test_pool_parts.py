@@ -26,7 +26,7 @@ from core.messages import (
 from core.request import EngineRequest, TokenUpdate
 from core.sampling_params import SamplingParams
 from core.worker_record import Hello
-from decode_pool.live_request import Decision, RequestState, request_id_of
+from decode_pool.live_request import Decision, RequestState
 from decode_pool.metrics import DecodeCollector
 from decode_pool.prefill_peers import PrefillPeers
 from decode_pool.stats import EXPOSED_BUCKETS_S, DecodeStats, Histogram
@@ -150,10 +150,6 @@ def test_tokens_of_a_step_leave_in_one_message_and_before_what_follows() -> None
     outbox.flush()
     assert one.sent == [TokenBatch((updates[0], updates[2])), failed]
     assert two.sent == [TokenBatch((updates[1],))]
-
-
-def test_the_engines_name_of_a_request_is_undone() -> None:
-    assert request_id_of(RequestId("a/b/12")) == "a/b"
 
 
 def test_a_router_that_sends_a_request_to_a_prefill_worker_is_told() -> None:
