@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Sequence
 
+from core.environment import let_threads_sleep
 from deploy.platform_check import missing_package, unsupported
 from deploy.terminal import complain
 
@@ -23,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if problem is not None:
         complain(problem)
         return USAGE_ERROR
+    let_threads_sleep()
     try:
         # Imported here: it needs third-party packages and a new Python, which were checked above.
         from deploy.commands import run  # noqa: PLC0415

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from core.environment import let_threads_sleep
 from tests.figures import LINES, Figures
+
+let_threads_sleep()
 
 
 @pytest.fixture
