@@ -6,11 +6,11 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import handoff_fabric, ttft
+from bench import handoff, ttft
 from bench.figures import Figure, bench_line, table
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
-    "handoff_fabric": handoff_fabric.run,
+    "handoff": handoff.run,
     "ttft": ttft.run,
 }
 
