@@ -51,7 +51,8 @@ def next_token(
     Greedy requests (temperature 0) depend on the prefix alone, others also on (seed, sample index).
 
     Args:
-        excluded: ids that are not drawn; forced ones neither.
+        excluded: ids that are not drawn, forced ones neither; where these are all, one is drawn
+            all the same, as by a sampler whose logits are all -inf.
     """
     for token_id, bias in sampling.logit_bias:
         if bias >= FORCING_BIAS and token_id not in excluded:
@@ -62,8 +63,7 @@ def next_token(
         token_id = (drawn + offset) % vocab_size
         if token_id not in excluded:
             return token_id
-    msg = f"all {vocab_size} tokens are excluded"
-    raise ValueError(msg)
+    return drawn
 
 
 def excluded_tokens(

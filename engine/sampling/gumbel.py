@@ -104,7 +104,7 @@ def _dense_argmax(scores: Tensor, keys: NoiseKeys) -> Tensor:
 def _sparse_argmax(scores: Tensor, keys: NoiseKeys, rows: Tensor, tokens: Tensor) -> Tensor:
     parts = [
         slice(first, first + _CANDIDATES_AT_ONCE)
-        for first in range(0, len(rows), _CANDIDATES_AT_ONCE)
+        for first in range(0, max(1, len(rows)), _CANDIDATES_AT_ONCE)  # none where all are NaN
     ]
     noise = [noise_of(keys.at(rows[part]), tokens[part]) for part in parts]
     sums = scores[rows, tokens].add_(torch.cat(noise))

@@ -7,6 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_FLOAT32 = torch.finfo(torch.float32)
+_LARGEST_LOGIT = 1e30
+"""So that no temperature (times 1e5 at most) makes a logit infinite, and a row of it NaN."""
+
 
 class History(NamedTuple):
     """Tokens so far of each row.
@@ -45,8 +49,9 @@ def apply_penalties(logits: Tensor, history: History, factors: PenaltyFactors) -
     counts = torch.zeros_like(logits).scatter_add_(1, token_ids, is_output.to(logits.dtype))
     count = counts.gather(1, token_ids)
     seen = logits.gather(1, token_ids)
-    repetition = factors.repetition[:, None]
+    # A client's float64 may be 0 or infinite in float32.
+    repetition = factors.repetition.clamp(_FLOAT32.tiny, _FLOAT32.max)[:, None]
     seen = torch.where(seen > 0, seen / repetition, seen * repetition)
     seen -= factors.frequency[:, None] * count
     seen -= factors.presence[:, None] * (count > 0)
-    logits.scatter_(1, token_ids, seen)
+    logits.scatter_(1, token_ids, seen.clamp_(max=_LARGEST_LOGIT))

@@ -175,7 +175,8 @@ def _read_sampling(
         n=n,
         min_tokens=reader.integer("min_tokens", 0) or 0,
         temperature=reader.number("temperature", 1.0, 0, 2),
-        top_k=max(0, reader.integer("top_k", -1) or 0),
+        # More than the vocabulary keeps all, as in vLLM; and it would not fit on the wire.
+        top_k=min(max(0, reader.integer("top_k", -1) or 0), vocabulary.size),
         top_p=reader.number("top_p", 1.0, 0, 1, above_low=True),
         min_p=reader.number("min_p", 0.0, 0, 1),
         repetition_penalty=reader.number("repetition_penalty", 1.0, 0, math.inf, above_low=True),
@@ -199,7 +200,7 @@ def _read_seed(reader: FieldReader) -> int:
 def _read_logit_bias(reader: FieldReader, vocab_size: int) -> tuple[tuple[int, float], ...]:
     biases: list[tuple[int, float]] = []
     for key, value in reader.mapping("logit_bias").items():
-        if not (key.isascii() and key.isdigit() and int(key) < vocab_size):
+        if not _is_token_id(key, vocab_size):
             refuse("logit_bias", {key: value}, f"keyed by token ids from 0 to {vocab_size - 1}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             refuse("logit_bias", {key: value}, "an object of numbers")
@@ -207,6 +208,12 @@ def _read_logit_bias(reader: FieldReader, vocab_size: int) -> tuple[tuple[int, f
             refuse("logit_bias", {key: value}, f"between -{_MAX_BIAS} and {_MAX_BIAS}")
         biases.append((int(key), float(value)))
     return tuple(biases)
+
+
+def _is_token_id(key: str, vocab_size: int) -> bool:
+    # By length first: int() refuses thousands of digits with an error of its own.
+    is_number = key.isascii() and key.isdigit() and len(key) <= len(str(vocab_size))
+    return is_number and int(key) < vocab_size
 
 
 def _read_truncation(reader: FieldReader) -> int | None:

@@ -81,9 +81,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return _response(RequestError(str(error.detail), status=error.status_code))
 
 
-async def _on_exception(_: Request, __: Exception) -> Response:
-    """Starlette raises it again after this answer; the gate logs it."""
-    return _response(internal_error())
+async def _on_exception(_: Request, error: Exception) -> Response:
+    """Starlette raises it again after this answer; the gate logs or counts it."""
+    refusal = error.refusal if isinstance(error, ClientGone) else None
+    return _response(refusal or internal_error())
 
 
 def _response(error: RequestError) -> Response:
@@ -150,7 +151,10 @@ class RouterApp:
             await self._route(scope, receive, send_named)
         except RequestError as error:
             await send_bytes(send_named, error.status, error_body(error), error_headers(error))
-        except ClientGone:
+        except ClientGone as gone:
+            if status == 0 and gone.refusal is not None:
+                error = gone.refusal
+                await send_bytes(send_named, error.status, error_body(error), error_headers(error))
             status = _CLIENT_GONE
         except Exception:  # noqa: BLE001 - the border: a 500 for the client, the trace for the log
             _log.exception("a handler failed", extra={"request_id": request_id})

@@ -18,7 +18,16 @@ JSON = (b"content-type", b"application/json")
 
 
 class ClientGone(Exception):  # noqa: N818 - a state of the connection, no error of ours
-    """The client left before its request was complete."""
+    """The client left, or broke the framing of, a request that was not complete.
+
+    Attributes:
+        refusal: what to answer where the client may still listen: one that closed its sending half,
+            or whose chunks are malformed. The server does not tell these from one that is gone.
+    """
+
+    def __init__(self, refusal: RequestError | None = None) -> None:
+        super().__init__()
+        self.refusal = refusal
 
 
 def header(scope: Mapping[str, Any], name: bytes) -> str | None:
@@ -44,7 +53,8 @@ async def read_body(scope: Mapping[str, Any], receive: Receive, max_bytes: int) 
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            msg = "the body ended before it was complete: it is shorter than announced or malformed"
+            raise ClientGone(RequestError(msg, code="incomplete_body"))
         part: bytes = message.get("body", b"")
         size += len(part)
         if size > max_bytes:

@@ -110,6 +110,30 @@ async def test_a_client_that_leaves_in_its_body() -> None:
     pytest.fail("the half request was not seen to end")
 
 
+@pytest.mark.parametrize("path", [PATH, "/tokenize"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param(b"content-length: 100\r\n\r\n{", id="short"),
+        pytest.param(b"transfer-encoding: chunked\r\n\r\n5\r\n{", id="short-chunk"),
+        pytest.param(b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n", id="no-size"),
+    ],
+)
+async def test_a_broken_body_is_told_to_who_still_listens(path: str, rest: bytes) -> None:
+    async with serving(hello()) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\n".encode() + rest)
+        writer.write_eof()
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+        assert b" 400 " in head.splitlines()[0], head
+        assert b"content-type: application/json" in head
+        assert b'"code":"incomplete_body"' in body
+        label = f'route="{path}",status="499"'
+        assert label in (await client.get("/metrics")).text
+
+
 async def test_field_slips_reach_the_official_client() -> None:
     async with serving(hello()) as client:
         messages: Any = CHAT["messages"]

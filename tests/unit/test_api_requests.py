@@ -100,6 +100,11 @@ def test_a_missing_seed_is_drawn() -> None:
     assert chat(seed=7).params.sampling.seed == 7
 
 
+@pytest.mark.parametrize("top_k", [100, 101, 1 << 32, 10**30])
+def test_a_top_k_beyond_the_vocabulary_keeps_all(top_k: int) -> None:
+    assert chat(top_k=top_k).params.sampling.top_k == 100
+
+
 def test_null_means_not_given() -> None:
     names = ["temperature", "n", "stop", "logit_bias", "seed", "max_tokens", "tools", "stream"]
     assert chat(**dict.fromkeys(names)).params.max_tokens is None
@@ -133,6 +138,7 @@ def test_null_means_not_given() -> None:
         ({"stop_token_ids": "x"}, 'stop_token_ids = "x": must be a list of token ids'),
         ({"logit_bias": {"x": 1}}, 'logit_bias = {"x":1}: must be keyed by token ids'),
         ({"logit_bias": {"100": 1}}, "must be keyed by token ids from 0 to 99"),
+        ({"logit_bias": {"9" * 5000: 1}}, "must be keyed by token ids from 0 to 99"),
         ({"logit_bias": {"1": 101}}, "must be between -100 and 100"),
         ({"logit_bias": {"1": "x"}}, "must be an object of numbers"),
         ({"logit_bias": [1]}, "logit_bias = [1]: must be an object"),

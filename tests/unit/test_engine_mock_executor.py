@@ -121,8 +121,9 @@ def test_bias_forces_and_bans_and_masks_allow() -> None:
     mask = np.zeros(VOCAB, dtype=bool)
     mask[3] = True
     assert run(executor_of(region_of()), prompt_plan(), mask) == (3,)
-    with pytest.raises(ValueError, match="all 1000 tokens are excluded"):
-        run(executor_of(region_of()), prompt_plan(), np.zeros(VOCAB, dtype=bool))
+    # A client can ban all: a token comes all the same, as from a real sampler.
+    (token,) = run(executor_of(region_of()), prompt_plan(), np.zeros(VOCAB, dtype=bool))
+    assert 0 <= token < VOCAB
 
 
 def test_eos_comes_by_chance_only_where_that_is_wanted() -> None:

@@ -134,6 +134,28 @@ def test_top_k_1_and_a_tiny_top_p_are_greedy() -> None:
         assert int(run(logits_of(2)[None], [params]).token_ids[0]) == 1
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-5, 1.0])
+@pytest.mark.parametrize("penalty", [5e-324, 1e-39, 1e-30, 1e30, 1e39, 1e308])
+def test_a_penalty_beyond_float32_stays_in_its_row(penalty: float, temperature: float) -> None:
+    """One client's number must not make a NaN that ends the step, and with it all requests."""
+    extreme = SamplingParams(seed=1, temperature=temperature, repetition_penalty=penalty)
+    plain = SamplingParams(seed=2, temperature=1.0)
+    logits = logits_of(3)[None]
+    logits[0, [1, 2]] = 0.0
+    (alone,) = run(logits, [extreme]).token_ids.tolist()
+    seen = set(PROMPT + OUTPUT)
+    # Positive logits of seen tokens grow without bound, or vanish: either settles who wins.
+    assert (alone in seen) == (penalty < 1)
+    together = run(torch.cat([logits, logits]), [extreme, plain]).token_ids.tolist()
+    assert together[0] == alone
+
+
+def test_rows_of_nan_alone_end_no_step() -> None:
+    params = [SamplingParams(seed=1, temperature=1.0), SamplingParams(temperature=0.0)]
+    tokens = run(torch.full((2, VOCAB), torch.nan), params).token_ids.tolist()
+    assert all(0 <= token < VOCAB for token in tokens)
+
+
 def test_a_nucleus_wider_than_the_quick_look() -> None:
     """Flat logits: half of the probability needs half of the vocabulary."""
     logits = torch.linspace(0.01, 0.0, VOCAB)[None].repeat(200, 1)
