@@ -24,7 +24,7 @@ from engine.sampling.philox import philox
 LARGEST_NOISE = 16.6356  # -log(-log(1 - 2^-24)) = 16.63553..., rounded up
 
 _CANDIDATES_AT_ONCE = 1 << 13  # the int64 temporaries of so many stay in the second-level cache
-_DENSE_SHARE = 10  # noise of all tokens costs what it costs for a tenth of them one by one
+_DENSE_SHARE = 8  # judging all tokens costs what the noise of an eighth of them costs
 
 
 class NoiseKeys(NamedTuple):
@@ -50,26 +50,34 @@ def noise_of(keys: NoiseKeys, token_ids: Tensor) -> Tensor:
 
 def noise_of_all(keys: NoiseKeys, vocab_size: int) -> Tensor:
     """Return the noise of every token, float32 [rows, vocab_size]."""
+    return log_f32(log_f32(_uniform_of_all(keys, vocab_size)).neg_()).neg_()
+
+
+def _uniform_of_all(keys: NoiseKeys, vocab_size: int) -> Tensor:
     device = keys.position.device
     quads = torch.arange(-(-vocab_size // 4), device=device)[None]
     position, sample = keys.position[:, None], keys.sample_index[:, None]
     key = (keys.seed_low[:, None], keys.seed_high[:, None])
     words = philox((quads, position, sample, torch.zeros_like(quads)), key)
-    return _gumbel(torch.stack(words, dim=-1).flatten(1)[:, :vocab_size])
+    uniforms = torch.stack([_uniform(word) for word in words], dim=-1)
+    return uniforms.flatten(1)[:, :vocab_size]
+
+
+def _uniform(words: Tensor) -> Tensor:
+    return (words >> 8).bitwise_or_(1).to(torch.float32).mul_(2.0**-24)
 
 
 def _gumbel(words: Tensor) -> Tensor:
-    numerator = (words >> 8).bitwise_or_(1)
-    uniform = numerator.to(torch.float32).mul_(2.0**-24)
-    return log_f32(log_f32(uniform).neg_()).neg_()
+    return log_f32(log_f32(_uniform(words)).neg_()).neg_()
 
 
 def gumbel_argmax(scores: Tensor, keys: NoiseKeys) -> Tensor:
     """Draw one token a row.
 
-    On a CPU only tokens that can still win get noise: those whose score plus the largest noise
-    reaches the best score's token with its own. That leaves some thousand of 49,152 and changes
-    nothing, as the rest could not have won. Elsewhere all get it, which needs no shape from data.
+    On a CPU only tokens that can still win get their noise in full: the likeliest token with its
+    own noise is a floor that the winner reaches. Peaked rows are pruned by the largest noise there
+    is, flat ones by each token's uniform. Neither changes a token, as the rest could not have won.
+    Elsewhere all get it, which needs no shape from data.
 
     Args:
         scores: logits over temperature, float32 [rows, vocab_size]; -inf excludes a token.
@@ -82,23 +90,31 @@ def gumbel_argmax(scores: Tensor, keys: NoiseKeys) -> Tensor:
         return (scores + noise_of_all(keys, scores.shape[1])).argmax(dim=1)
     best, likeliest = scores.max(dim=1)
     reached = best + noise_of(keys, likeliest)
-    # Less one unit of rounding on either side of the comparison's sums.
-    slack = (best.abs() + LARGEST_NOISE) * 2.0**-21
-    rows, tokens = (scores >= (reached - LARGEST_NOISE - slack)[:, None]).nonzero().unbind(1)
+    # Less what rounding can do on either side of a comparison.
+    floor = reached - (best.abs() + LARGEST_NOISE) * 2.0**-20
+    rows, tokens = (scores >= (floor - LARGEST_NOISE)[:, None]).nonzero().unbind(1)
     if len(rows) * _DENSE_SHARE > scores.numel():
-        return _dense_argmax(scores, keys)
+        rows, tokens = _contenders(scores, keys, floor)
     return _sparse_argmax(scores, keys, rows, tokens)
 
 
-def _dense_argmax(scores: Tensor, keys: NoiseKeys) -> Tensor:
+def _contenders(scores: Tensor, keys: NoiseKeys, floor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (rows, tokens) that may reach the floor, judged by their uniforms, without logarithms.
+
+    score - log(-log(u)) >= floor means -log(u) <= exp(score - floor), and 1 - u <= -log(u).
+    """
     num_rows, vocab_size = scores.shape
     at_once = max(1, 4 * _CANDIDATES_AT_ONCE // vocab_size)  # four tokens share one Philox
-    winners: list[Tensor] = []
+    found: list[Tensor] = []
     for first in range(0, num_rows, at_once):
         part = slice(first, first + at_once)
-        noise = noise_of_all(keys.at(part), vocab_size)
-        winners.append(noise.add_(scores[part]).argmax(dim=1))
-    return torch.cat(winners)
+        missing = _uniform_of_all(keys.at(part), vocab_size).neg_().add_(1.0)
+        bound = (scores[part] - floor[part, None]).exp_()
+        contenders = (missing <= bound).nonzero()
+        contenders[:, 0] += first
+        found.append(contenders)
+    rows, tokens = torch.cat(found).unbind(1)
+    return rows, tokens
 
 
 def _sparse_argmax(scores: Tensor, keys: NoiseKeys, rows: Tensor, tokens: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     """Return four words for each counter.
 
-    torch has no unsigned 64-bit multiplication, but int64 wraps: the product's low word is right as
-    it is, the high word after masking what the arithmetic shift brought in.
+    torch has no unsigned 64-bit multiplication, but int64 wraps, so both words of a product are in
+    its bits. Only what is multiplied next is masked to 32 bits; the rest may carry bits above them.
 
     Args:
         counter: int64 tensors of values from 0 to 2**32 - 1, low word first; shapes broadcast.
@@ -31,7 +31,8 @@ def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     k0, k1 = key
     for _ in range(_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        high0, high1 = (product0 >> 32) & _MASK, (product1 >> 32) & _MASK
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, product1 & _MASK, high0 ^ c3 ^ k1, product0 & _MASK
+        c0 = ((product1 >> 32) ^ c1 ^ k0).bitwise_and_(_MASK)
+        c2 = ((product0 >> 32) ^ c3 ^ k1).bitwise_and_(_MASK)
+        c1, c3 = product1, product0
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return c0, c1, c2, c3
+    return c0, c1 & _MASK, c2, c3 & _MASK
