@@ -14,13 +14,26 @@ Boot = NewType("Boot", str)
 """One life of a process: 128 random bits as 32 hex digits. Every address and message carries it."""
 
 RequestId = NewType("RequestId", str)
-"""The router's name of a request: at most 128 characters of ``[A-Za-z0-9._-]``."""
+"""The router's name of a request, never used twice: ``<x-request-id>~<router's life>.<count>``.
+
+Clients repeat their ids (a retry, a restarted router's client), so a worker that went by them would
+take what is late of one request for another's. See `client_id_of` for what people search for.
+"""
+
+CLIENT_ID_END = "~"
+"""Ends the client's part of a `RequestId`; `x-request-id` (1 to 128 characters of
+``[A-Za-z0-9._-]``) never contains it."""
 
 BlockId = NewType("BlockId", int)
 """Index of a block in one rank's pool, from 0."""
 
 SlotId = NewType("SlotId", int)
 """Index of a sequence's row in the executor's running batch, from 0."""
+
+
+def client_id_of(request_id: str) -> str:
+    """Return the ``x-request-id`` in a request's name, or in a name made of it (an attempt's)."""
+    return request_id.partition(CLIENT_ID_END)[0]
 
 
 def new_boot() -> Boot:

@@ -1,4 +1,4 @@
-"""Log records as text or JSON lines on stderr, with the request id where there is one.
+"""Log records as text or JSON lines on stderr, with the client's request id where there is one.
 
 No prompt and no generated text is ever handed to a logger.
 """
@@ -10,6 +10,7 @@ import logging
 import sys
 
 from core.config import LogConfig
+from core.ids import client_id_of
 
 _EXTRA = "request_id"
 
@@ -20,7 +21,7 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        request_id = getattr(record, _EXTRA, None)
+        request_id = _client_id(record)
         return f"{line} request_id={request_id}" if request_id else line
 
 
@@ -37,12 +38,17 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        request_id = getattr(record, _EXTRA, None)
+        request_id = _client_id(record)
         if request_id:
             fields[_EXTRA] = request_id
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields)
+
+
+def _client_id(record: logging.LogRecord) -> str:
+    """Return the `x-request-id` that a search starts from, whatever name a process goes by."""
+    return client_id_of(str(getattr(record, _EXTRA, None) or ""))
 
 
 def configure(config: LogConfig, *, process: str) -> None:

@@ -24,7 +24,7 @@ from control_plane.rpc.interface import Stream
 from core.clock import Clock
 from core.errors import RequestError
 from core.ids import HandoffId, RequestId
-from core.messages import HandoffSettled, PrefillAsk
+from core.messages import HandoffFailed, HandoffSettled, PrefillAsk
 from engine.engine_thread import EngineThread
 from engine.events import Admitted, Computed, Event, Generated, Mode
 from kv_transfer.handoff import prefill_messages as p
@@ -92,6 +92,12 @@ class Attempts:
     def asked(self, stream: Stream[Any], ask: PrefillAsk) -> None:
         """Take or refuse a prompt."""
         handoff = ask.handoff
+        if handoff in self._attempts:
+            # Not refused: a refusal would say that nothing is written to these blocks.
+            stream.send(HandoffFailed(handoff, "an attempt of this name is under way"))
+            extra = {"request_id": handoff.request_id}
+            _log.error("handoff %s was asked for twice", handoff, extra=extra)
+            return
         is_settled = handoff in self._tombstones
         now = self._clock.now()
         side, effects = prefill_side.receive(ask, self._terms, now, is_settled=is_settled)
@@ -228,6 +234,10 @@ class Attempts:
         except RequestError as error:
             refused = p.EngineRefused(error.code or "overloaded", error.message)
             self._advance(attempt, refused)
+        except ValueError as error:  # a peer's slip (a name twice, fields that disagree)
+            extra = {"request_id": attempt.side.ask.handoff.request_id}
+            _log.error("the engine does not take an ask: %s", error, extra=extra)
+            self._advance(attempt, p.EngineRefused("stale", str(error)))
 
     def _on_write_end(self, attempt: _Attempt, number: int, failure: str | None) -> None:
         event = p.WriteDone(number) if failure is None else p.WriteFailed(number, failure)

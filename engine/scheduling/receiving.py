@@ -36,6 +36,10 @@ class Receiving:
         """Whether an attempt has a reservation."""
         return handoff in self._sequence_by_handoff
 
+    def is_quarantined(self, handoff: HandoffId) -> bool:
+        """Whether writes of an attempt may still land in blocks that are kept for it."""
+        return handoff in self._quarantine_by_handoff
+
     @property
     def num_seats(self) -> int:
         """Slots that the sequences will need when they join."""
@@ -46,7 +50,9 @@ class Receiving:
         return not len(self) or self._num_reserved + count <= self._max_reserved
 
     def reserve(self, handoff: HandoffId, sequence: Sequence, hits: list[BlockId]) -> None:
-        """Hold the cached blocks and reserve the rest of the prompt's."""
+        """Hold the cached blocks and reserve the rest of the prompt's, for a new attempt."""
+        assert handoff not in self
+        assert not self.is_quarantined(handoff)
         memory = self._memory
         memory.hold(hits)
         table = BlockTable(memory.block_size, hits)

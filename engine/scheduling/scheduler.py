@@ -60,12 +60,14 @@ class Scheduler:
 
         Raises:
             RequestError: too long for ever (400), or the queue is full (429).
-            ValueError: the id is of a request that is here still, or fields contradict each other.
+            ValueError: the id or the handoff is of a request that is here still, or fields
+                contradict each other.
         """
         if request.request_id in self._state.runs:
             msg = f"request {request.request_id} is here already"
             raise ValueError(msg)
         _check_fields(request, mode, handoff)
+        self._check_fresh(handoff)
         self._check_length(request, mode)
         if len(self._state.waiting) >= self._settings.max_waiting:
             msg = f"{len(self._state.waiting)} requests are waiting already; try again later"
@@ -184,6 +186,15 @@ class Scheduler:
         """Assert that blocks, holders, queues and requests agree."""
         check_invariants(self._state)
 
+    def _check_fresh(self, handoff: HandoffId | None) -> None:
+        """Refuse an attempt's name that blocks here go by: late writes would count as its own."""
+        state = self._state
+        if handoff is None:
+            return
+        if handoff in state.handoffs or state.receiving.is_quarantined(handoff):
+            msg = f"handoff {handoff} is here already"
+            raise ValueError(msg)
+
     def _check_length(self, request: EngineRequest, mode: Mode) -> None:
         max_tokens = 1 if mode is Mode.PREFILL else request.sampling.max_tokens
         num_tokens = len(request.prompt) + max_tokens
@@ -226,6 +237,7 @@ class Scheduler:
         successor: HandoffId | None,
     ) -> None:
         before = self._state.handoffs[handoff].run
+        self._check_fresh(successor)
         self.end_reservation(handoff, quarantine=True)
         run = RequestRun(request, mode, before.arrival, successor)
         run.live &= before.live

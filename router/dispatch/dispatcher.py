@@ -223,12 +223,9 @@ class RouterDispatcher:
     ) -> LiveRequest:
         engine_request = request.request
         deadline = self._clock.now() + request.timeout_s
-        last_number = self._recent.last_number(engine_request.request_id)
         return LiveRequest(
             request,
-            RequestState(
-                engine_request, deadline=deadline, rules=self._rules, last_number=last_number
-            ),
+            RequestState(engine_request, deadline=deadline, rules=self._rules),
             RequestStream(
                 engine_request.request_id,
                 lifetime,
@@ -331,7 +328,7 @@ class RouterDispatcher:
         told when it ended."""
         self.metrics.twin_heard()
         if update.request_id not in self._recent:
-            self._recent.remember(update.request_id, update.dispatch)
+            self._recent.remember(update.request_id)
             link.send(AbortRequest(update.request_id, update.dispatch))
 
     def _take_load(self, link: WorkerLink, load: WorkerLoad) -> None:
@@ -386,7 +383,7 @@ class RouterDispatcher:
         self._placement.leave(live)
         if self._live.pop(request_id, None) is not None:
             self._deadlines.discard(request_id)
-            self._recent.remember(request_id, live.state.number)
+            self._recent.remember(request_id)
             if error is None:
                 self._placement.ended(live)
         live.stream.end(error)

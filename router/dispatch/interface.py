@@ -89,7 +89,7 @@ class Dispatcher(Protocol):
         ...
 
     def start(self, request: GenerateRequest, lifetime: Lifetime) -> TokenStream:
-        """Begin; returns at once. `RequestId` must be unique among live requests.
+        """Begin; returns at once. No other request may ever have had its `RequestId`.
 
         Raises:
             RequestError: 503 when no worker can serve it (Retry-After), 429 when all refuse.

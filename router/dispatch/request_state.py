@@ -108,8 +108,6 @@ class RequestState:
         request: its `outputs`, if any, are the tokens so far.
         deadline: when it must have ended.
         rules: how long trouble is borne.
-        last_number: dispatch number up to which the id was used before; messages up to it are not
-            of this request.
     """
 
     def __init__(
@@ -118,10 +116,9 @@ class RequestState:
         *,
         deadline: float,
         rules: RetryRules | None = None,
-        last_number: int = 0,
     ) -> None:
         self.phase = Phase.WAITING
-        self.number = last_number
+        self.number = 0
         self.worker_id: WorkerId | None = None
         self.progress_at = 0.0
         self._rules = rules or RetryRules()

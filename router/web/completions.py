@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from core.errors import RequestError
-from core.ids import RequestId
 from core.lifetime import Lifetime, Stamp
 from core.request import FinishReason
 from router.api.answers import DONE, AnswerFormat, Choice, Delta
@@ -102,7 +101,6 @@ class _Exchange:
         self._scope = scope
         self._send = send
         self._name: str = scope["dovetail.request_id"]
-        self._ids: list[RequestId] = []
         self._state: State = "preparing"
         self._stream: EventStream | None = None
 
@@ -122,8 +120,6 @@ class _Exchange:
             await self._fail(internal_error())
         finally:
             self._context.metrics.num_by_state[self._state] -= 1
-            for request_id in self._ids:
-                self._context.live_ids.release(request_id)
 
     def _enter(self, state: State) -> None:
         counts = self._context.metrics.num_by_state
@@ -186,8 +182,8 @@ class _Exchange:
         lifetimes = [Lifetime() for _ in range(num_prompts)]
         for lifetime in lifetimes:
             lifetime.stamp(Stamp.ARRIVED, arrived)
-            self._ids.append(self._context.live_ids.take(self._name))
-        return await prepare(self._context, request, self._wishes(), self._ids, lifetimes)
+        names = [self._context.request_names.new(self._name) for _ in lifetimes]
+        return await prepare(self._context, request, self._wishes(), names, lifetimes)
 
     def _wishes(self) -> Wishes:
         if not self._context.debug_headers:

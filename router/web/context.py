@@ -13,7 +13,7 @@ from router.api.generation_params import Vocabulary
 from router.dispatch.interface import Dispatcher, ServedModel
 from router.text.text_model import TextModel
 from router.web.metrics import RouterMetrics
-from router.web.request_ids import LiveIds
+from router.web.request_ids import RequestNames
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -45,7 +45,7 @@ class ApiContext:
         self.config = config
         self.clock = clock
         self.metrics = metrics
-        self.live_ids = LiveIds()
+        self.request_names = RequestNames()
         self.vocabulary = Vocabulary(text.vocab_size, text.eos_token_ids)
         choice = config.router.debug_headers
         self.debug_headers = choice == "on" or (choice == "auto" and config.http.host in _LOOPBACK)

@@ -95,7 +95,7 @@ async def prepare(
     """Return the requests to start.
 
     Args:
-        request_ids: one a prompt, each free.
+        request_ids: one a prompt, never used before.
         lifetimes: one a prompt.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Names of requests: the client's where it is safe to log, else ours; unique among live ones."""
+"""Names of requests: the client's where it is safe to log, else ours; and those for the workers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import itertools
 import re
 import secrets
 
-from core.ids import RequestId
+from core.ids import CLIENT_ID_END, RequestId
 
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_MAX_LENGTH = 128
 
 
 def accept_or_make(given: str | None) -> str:
@@ -19,26 +18,17 @@ def accept_or_make(given: str | None) -> str:
     return secrets.token_hex(16)
 
 
-class LiveIds:
-    """The ids in use.
+class RequestNames:
+    """Names that no request of any router ever had: the client's id, this life, a count.
 
-    Clients repeat ids (a retry, a test that always sends one); workers must never see two live
-    requests of one name. A name that is taken gets a counter, so that a search for it finds both.
+    Args:
+        life: of this router process; 64 random bits as 16 hex digits where none is given.
     """
 
-    def __init__(self) -> None:
-        self._live: set[str] = set()
+    def __init__(self, life: str | None = None) -> None:
+        self._life = life or secrets.token_hex(8)
         self._counter = itertools.count(1)
 
-    def take(self, wanted: str) -> RequestId:
-        """Return `wanted`, or a variant of it that is free; `release` it at the end."""
-        name = wanted
-        while name in self._live:
-            suffix = f".{next(self._counter)}"
-            name = wanted[: _MAX_LENGTH - len(suffix)] + suffix
-        self._live.add(name)
-        return RequestId(name)
-
-    def release(self, name: RequestId) -> None:
-        """Give a name back."""
-        self._live.discard(name)
+    def new(self, client_id: str) -> RequestId:
+        """Return the next name under a client's id."""
+        return RequestId(f"{client_id}{CLIENT_ID_END}{self._life}.{next(self._counter)}")

@@ -146,15 +146,12 @@ def test_cached_tokens_are_those_of_the_first_attempt_that_told() -> None:
     assert stream.trace == RequestTrace("d1", "local", attempt=2, cached_tokens=32)
 
 
-def test_recent_requests_keep_the_highest_number_and_forget_the_oldest() -> None:
+def test_recent_requests_forget_the_oldest() -> None:
     recent = RecentRequests()
     first = RequestId("first")
-    recent.remember(first, 3)
-    recent.remember(first, 2)
+    recent.remember(first)
     assert first in recent
-    assert recent.last_number(first) == 3
     for number in range(4096):
-        recent.remember(RequestId(str(number)), 1)
+        recent.remember(RequestId(str(number)))
     assert first not in recent
-    assert recent.last_number(first) == 0
     assert RequestId("0") in recent

@@ -291,17 +291,6 @@ def test_a_request_may_begin_with_forced_outputs() -> None:
     assert state.updated(tokens(7, at=2), 1.0) == (tokens(7, at=2),)
 
 
-def test_an_id_used_before_goes_on_counting_and_what_comes_late_is_not_its_own() -> None:
-    request = EngineRequest(R, (1, 2), SamplingParams(n=1, max_tokens=9))
-    state = RequestState(request, deadline=600.0, last_number=4)
-    assert state.begin() == (Dispatch(5, (), frozenset()),)
-    assert state.num_dispatches == 0
-    state.sent(W0, 0.0, is_suspect=False)
-    assert state.num_dispatches == 1
-    assert state.updated(tokens(5, dispatch=4), 1.0) == ()
-    assert state.updated(tokens(5, dispatch=5), 1.0) == (tokens(5, dispatch=5),)
-
-
 def test_a_dispatch_that_found_no_worker_leaves_nobody_to_tell() -> None:
     state = running()
     state.stream_lost(W0, "reset", 0.0)

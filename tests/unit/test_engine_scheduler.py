@@ -279,6 +279,26 @@ def test_reservation_joins_and_its_prompt_becomes_matchable_only_then() -> None:
     replica.assert_idle()
 
 
+def test_an_attempts_name_is_refused_while_blocks_go_by_it() -> None:
+    replica = Replica()
+    first, second = handoff_of("d"), handoff_of("d", 2)
+    replica.engine.add(request_of("d", LONG), Mode.RECEIVE, handoff=first)
+    replica.step()
+    with pytest.raises(ValueError, match=r"d/1\.1 is here already"):
+        replica.engine.add(request_of("e", LONG), Mode.RECEIVE, handoff=first)
+    replica.engine.retry(first, second, request_of("d", LONG))
+    with pytest.raises(ValueError, match=r"d/1\.1 is here already"):  # quarantined
+        replica.engine.add(request_of("e", LONG), Mode.RECEIVE, handoff=first)
+    with pytest.raises(ValueError, match=r"d/1\.1 is here already"):
+        replica.engine.retry(second, first, request_of("d", LONG))
+    replica.engine.end_reservation(second, quarantine=False)
+    assert replica.engine.end_quarantine(first) == 4
+    replica.engine.add(request_of("e", LONG), Mode.RECEIVE, handoff=first)
+    replica.engine.end_reservation(first, quarantine=False)
+    replica.run()
+    replica.assert_idle()
+
+
 def test_samples_that_ended_with_their_first_token_do_not_run() -> None:
     replica = Replica()
     request = request_of("d", LONG, n=2, max_tokens=1)

@@ -24,7 +24,7 @@ def root_logger_restored() -> Iterator[None]:
 
 def test_text_lines_name_process_and_request(capsys: pytest.CaptureFixture[str]) -> None:
     configure(LogConfig(), process="prefill-0")
-    logging.getLogger("engine").warning("slow", extra={"request_id": "r-1"})
+    logging.getLogger("engine").warning("slow", extra={"request_id": "r-1~ab.2/1"})
     logging.getLogger("engine").info("plain")
     logging.getLogger("engine").debug("hidden")
     first, second = capsys.readouterr().err.splitlines()
@@ -39,7 +39,7 @@ def test_json_lines_hold_fields_and_the_exception_in_one_line(
     try:
         int("broken")
     except ValueError:
-        logging.getLogger("web").exception("failed", extra={"request_id": "r-2"})
+        logging.getLogger("web").exception("failed", extra={"request_id": "r-2~ab.3"})
     logging.getLogger("web").warning("hidden")
     (line,) = capsys.readouterr().err.splitlines()
     record = json.loads(line)

@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from core.clock import ManualClock
+from core.ids import Attempt, HandoffId, client_id_of
 from router.web.asgi import Message
 from router.web.event_stream import EventStream
 from router.web.fast_histogram import FastHistogram
-from router.web.request_ids import LiveIds, accept_or_make
+from router.web.request_ids import RequestNames, accept_or_make
 
 pytestmark = pytest.mark.anyio
 
@@ -61,14 +62,12 @@ async def test_an_event_breaks_the_silence() -> None:
     assert [message.get("more_body") for message in sent.messages] == [None, True, False]
 
 
-def test_names_are_free_again() -> None:
-    live = LiveIds()
-    first = live.take("a")
-    second = live.take("a")
-    assert (first, second) == ("a", "a.1")
-    live.release(first)
-    assert live.take("a") == "a"
-    assert live.take("a") == "a.2"
+def test_names_are_never_used_twice_and_hold_the_clients() -> None:
+    lives = [RequestNames() for _ in range(3)]  # two restarts
+    made = [names.new(client) for names in lives for client in ("a", "b.1", "a", "a")]
+    assert len(set(made)) == len(made)
+    assert [client_id_of(name) for name in made] == ["a", "b.1", "a", "a"] * 3
+    assert client_id_of(str(HandoffId(made[1], Attempt(7, 2)))) == "b.1"
 
 
 @pytest.mark.parametrize("given", [None, "", "a b", "a\n", "ä", "x" * 129])
