@@ -16,7 +16,7 @@ from typing import Any
 
 from control_plane.rpc.interface import Stream, StreamListener
 from core.errors import PeerError
-from core.ids import Boot, HandoffId
+from core.ids import Boot, HandoffId, WorkerId
 from core.messages import PrefillAsk, PrefillCandidate, PrefillToDecode, SettleHandoff
 from decode_pool.ports import Connect
 
@@ -101,6 +101,12 @@ class PrefillPeers:
         """Connecting failed. Returns the attempts whose asks never left."""
         peer = self._peers.pop(boot, None)
         return [] if peer is None else [ask.handoff for ask in peer.waiting]
+
+    def is_replaced(self, worker_id: WorkerId, boot: Boot) -> bool:
+        """Return whether a boot has no stream while another boot of the same worker has one."""
+        streams = (peer.stream for peer in self._peers.values())
+        reached = {stream.peer.name for stream in streams if stream is not None}
+        return boot not in self._peers and worker_id in reached
 
     def close(self) -> None:
         """Close every stream; prefill workers settle what was asked on it."""

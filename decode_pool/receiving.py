@@ -104,6 +104,7 @@ class Receiving:
         self._clock = clock
         self._quarantine = quarantine.Quarantine(quarantine_s, generation=region.generation)
         self._deferred: list[Reserved] = []
+        self._is_watching = False
         self.is_starving = False
         self.outcomes = Counter(dict.fromkeys(d.AttemptOutcome, 0))
         self.exposed = Histogram(EXPOSED_BUCKETS_S)
@@ -114,6 +115,11 @@ class Receiving:
     def num_quarantined(self) -> int:
         """Attempts whose blocks a late write may reach."""
         return len(self._quarantine.entries)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether ended attempts wait for their peers or for time."""
+        return self._is_watching
 
     # --- events -----------------------------------------------------------------------------
 
@@ -151,20 +157,26 @@ class Receiving:
 
     def peer_opened(self, stream: Stream[Any]) -> None:
         """A prefill worker is reachable: send what waited, and ask again for what is unsettled."""
+        boot = stream.peer.boot
         self._peers.opened(stream)
-        for handoff in self._quarantine.handoffs_of(stream.peer.boot):
-            self._peers.settle(stream.peer.boot, handoff)
+        self._quarantine_event(quarantine.PeerHeard(boot))
+        for handoff in self._quarantine.handoffs_of(boot):
+            self._peers.settle(boot, handoff)
+        self._bury_the_replaced()
 
     def peer_suspect(self, stream: Stream[Any], *, suspect: bool) -> None:
         """A prefill worker's heartbeats stopped, or came back."""
         self._peers.suspected(stream, suspect=suspect)
         if suspect:
             self._tell_all(d.PeerLost(stream.peer.boot, "heartbeats stopped"))
+        else:
+            self._quarantine_event(quarantine.PeerHeard(stream.peer.boot))
 
     def peer_closed(self, stream: Stream[Any], reason: str) -> None:
         """A stream to a prefill worker is gone."""
         if self._peers.closed(stream):
             self._tell_all(d.PeerLost(stream.peer.boot, f"stream lost: {reason}"))
+            self._bury_the_replaced()
 
     def peer_unreachable(self, boot: Boot, reason: str) -> None:
         """No stream could be opened: what waited for it was never sent."""
@@ -190,6 +202,7 @@ class Receiving:
         """Let deadlines pass."""
         self._tell_all(d.Tick())
         self._quarantine_event(quarantine.Tick(starving=self.is_starving))
+        self._bury_the_replaced()
 
     def _tell_all(self, event: d.Event) -> None:
         for live in self._owner.handing_off():
@@ -281,7 +294,10 @@ class Receiving:
 
     def _settle(self, effect: d.Settle) -> None:
         boot = effect.candidate.boot
-        self._quarantine_event(quarantine.Enter(effect.handoff, boot, effect.generation))
+        entered = quarantine.Enter(
+            effect.handoff, effect.candidate.worker_id, boot, effect.generation
+        )
+        self._quarantine_event(entered)
         if self._peers.settle(boot, effect.handoff):
             self._settled(effect.handoff)  # the ask never left: nobody knows of these blocks
 
@@ -296,6 +312,23 @@ class Receiving:
 
     def _settled(self, handoff: HandoffId) -> None:
         self._quarantine_event(quarantine.Settled(handoff))
+
+    def _bury_the_replaced(self) -> None:
+        """A boot is gone when its stream closed and another boot of the worker was reached. A lost
+        stream alone proves nothing, and a frozen process keeps its stream."""
+        for worker_id, boot in self._quarantine.sink_holders:
+            if self._peers.is_replaced(worker_id, boot):
+                self._quarantine_event(quarantine.PeerGone(boot))
+
+    def _watch_while_settling(self) -> None:
+        """Poll the fabric for ended attempts too: a write ends at its writer, who must settle it,
+        only when its target polls."""
+        must_poll = self._quarantine.must_poll(self._clock.now())
+        if must_poll and not self._is_watching:
+            self._fabric.watch()
+        elif self._is_watching and not must_poll:
+            self._fabric.unwatch()
+        self._is_watching = must_poll
 
     def _quarantine_event(self, event: quarantine.Event) -> None:
         self._quarantine, effects = quarantine.advance(self._quarantine, event, self._clock.now())
@@ -312,6 +345,7 @@ class Receiving:
                     self._release_sinks()
                 case _:
                     assert_never(effect)
+        self._watch_while_settling()
 
 
 def _retry(engine: EngineApi, *, effect: d.Retry, engine_id: RequestId) -> None:

@@ -87,7 +87,7 @@ class Requests:
     @property
     def is_idle(self) -> bool:
         """Whether nothing here has a deadline."""
-        return not self._live and not self.receiving.num_quarantined
+        return not self._live and not self.receiving.is_settling
 
     def refuse(self, reason: str) -> None:
         """Take no new request ("draining", "wrong_role"); "" takes them again."""

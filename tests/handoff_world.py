@@ -149,7 +149,9 @@ class HandoffWorld:
                 self.send_ask(effect)
             case d.Settle():
                 boot = effect.candidate.boot
-                entered = quarantine.Enter(effect.handoff, boot, effect.generation)
+                entered = quarantine.Enter(
+                    effect.handoff, effect.candidate.worker_id, boot, effect.generation
+                )
                 self.quarantine_event(entered)
                 self.settle_on_a_stream(boot, effect.handoff)
             case d.EmitTokens():

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +14,7 @@ from core.request import EngineRequest, FinishReason
 from core.worker_record import Role
 from kv_transfer.handoff.decode_messages import AttemptOutcome
 from kv_transfer.inprocess_model import Faults
-from tests.pool_cluster import EOS, Answer, finished, pool_cluster, request_of
+from tests.pool_cluster import EOS, Answer, PoolCluster, finished, pool_cluster, request_of
 
 pytestmark = pytest.mark.anyio
 
@@ -158,6 +160,38 @@ async def test_the_same_over_nixl() -> None:
             cluster.expect(request, answer)
             assert answer.traces[-1].decision == "disaggregated"
         await cluster.until_idle()
+
+
+async def test_an_aborted_write_settles_on_a_decode_worker_that_is_otherwise_idle() -> None:
+    """NIXL leaves a write pending until its target polls; nobody may wait for a fence."""
+    async with pool_cluster(backend="nixl", try_s=60.0, quarantine_s=60.0) as cluster:
+        await until(lambda: bool(cluster.router.loads))  # started
+        gate = threading.Event()
+        held = cluster.decode_machine.fabric.call(lambda _: gate.wait(10.0))
+        request = request_of("r", range(10, 70))
+        cluster.router.start(request, cluster.candidates)
+        await until(lambda: writes_pending(cluster) > 0)
+        cluster.router.abort(request)
+        await until(lambda: cluster.decode.num_requests == 0)
+        gate.set()
+        assert await held
+        await cluster.until_idle(2.0)
+        assert cluster.prefills[0].num_attempts == 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what workers tell nobody."""
+    async with asyncio.timeout(5.0):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.001)
+
+
+def writes_pending(cluster: PoolCluster) -> int:
+    """Of the first prefill worker."""
+    stats = cluster.prefills[0].stats()
+    return 0 if stats is None else stats.writes_pending
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -128,6 +128,21 @@ async def test_a_refused_connection_names_the_asks_that_never_left() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_boot_is_replaced_when_its_stream_is_gone_and_another_boot_was_reached() -> None:
+    async with asyncio.TaskGroup() as group:
+        peers = Peers(group).peers
+        old = FakeStream("b0")
+        peers.opened(old)
+        assert not peers.is_replaced(P0.worker_id, P0.boot)
+        peers.opened(FakeStream("b1"))
+        assert not peers.is_replaced(P0.worker_id, P0.boot), "frozen, perhaps: it has its stream"
+        peers.closed(old)
+        assert peers.is_replaced(P0.worker_id, P0.boot)
+        assert not peers.is_replaced(WorkerId("p1"), P0.boot)
+        peers.close()
+
+
+@pytest.mark.anyio
 async def test_closing_closes_open_streams_only() -> None:
     async with asyncio.TaskGroup() as group:
         peers = Peers(group).peers
