@@ -6,7 +6,6 @@ answers afterwards and holds nothing.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -296,6 +295,7 @@ def test_unsafe_request_ids_are_replaced(ignoring: Cluster, name: bytes) -> None
 
 
 POST = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n".encode()
+SHORT = b"content-length: 50\r\n\r\n{}"
 RAW = {
     "no HTTP": (b"\x00\x01\x02\r\n\r\n", 400),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 100, 400),
@@ -303,7 +303,7 @@ RAW = {
     "negative length": (POST + b"content-length: -5\r\n\r\n{}", 400),
     "two lengths": (POST + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}", 400),
     "length of 100 GB": (POST + b"content-length: 100000000000\r\n\r\n{}", 413),
-    "shorter than said": (POST + b"content-length: 50\r\n\r\n{}", 400),
+    "shorter than said": (POST + SHORT, 400),
     "chunk without a size": (POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n", 400),
     "2,000 headers": (POST + b"x: y\r\n" * 2000 + b"\r\n", 431),
     "path of 70 kB": (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 414),
@@ -321,7 +321,7 @@ def test_what_no_client_library_would_send(ignoring: Cluster, sent: bytes, statu
     where = urlsplit(ignoring.url)
     with socket.create_connection((where.hostname, where.port), timeout=60) as connection:
         connection.sendall(sent)
-        with contextlib.suppress(OSError):  # it answered and closed already
+        if sent.endswith(SHORT):
             connection.shutdown(socket.SHUT_WR)
         answer = HTTPResponse(connection)
         answer.begin()
