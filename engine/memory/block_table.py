@@ -21,15 +21,18 @@ class BlockTable:
         block_ids: in the order of positions.
         num_shared: how many entries at the front were taken over from others (prefix hits, a fork)
             rather than allocated; a forecast counts those once, at whoever allocated them.
+        num_published: how many entries at the front are in the radix tree under this sequence's
+            own prefix: prefix hits, and what `KvMemory.publish` added since.
     """
 
-    __slots__ = ("block_ids", "block_size", "group", "num_shared")
+    __slots__ = ("block_ids", "block_size", "group", "num_published", "num_shared")
 
     def __init__(self, block_size: int, shared: Sequence[BlockId] = (), *, group: int = 0) -> None:
         self.block_size = block_size
         self.group = group
         self.block_ids: list[BlockId] = list(shared)
         self.num_shared = len(self.block_ids)
+        self.num_published = self.num_shared
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -46,7 +49,9 @@ class BlockTable:
 
     def fork(self) -> BlockTable:
         """Return a table of the same blocks; the caller holds each once more."""
-        return BlockTable(self.block_size, self.block_ids, group=self.group)
+        forked = BlockTable(self.block_size, self.block_ids, group=self.group)
+        forked.num_published = self.num_published
+        return forked
 
     def num_missing(self, num_positions: int) -> int:
         """Return how many blocks are missing to hold `num_positions` positions."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from core.block_hash import ROOT, BlockHash, hash_blocks
 from core.ids import BlockId
 from engine.memory.block_pool import BlockPool
+from engine.memory.block_table import BlockTable
 from engine.memory.radix_cache import RadixCache
 
 
@@ -50,13 +51,19 @@ class KvMemory:
             )
         )
 
-    def match(self, hashes: Sequence[BlockHash], num_tokens: int) -> list[BlockId]:
-        """Return the cached blocks of a prompt's prefix.
+    def num_reusable(self, num_tokens: int) -> int:
+        """Return how many blocks of `num_tokens` tokens may come from the cache: a token is left
+        to compute, so that a shared block is never written."""
+        return (num_tokens - 1) // self.block_size
 
-        At most (num_tokens - 1) // block_size, so that a token is left to compute and a shared
-        block is never written.
-        """
-        return self.cache.match(hashes[: (num_tokens - 1) // self.block_size])
+    def match(self, hashes: Sequence[BlockHash], num_tokens: int) -> list[BlockId]:
+        """Return the cached blocks of a prefix of `num_tokens` tokens, at most `num_reusable`."""
+        return self.cache.match(hashes[: self.num_reusable(num_tokens)])
+
+    def holds_prefix(self, hashes: Sequence[BlockHash], num_blocks: int) -> bool:
+        """Whether `match` would find the first `num_blocks`, at least one; O(1), since a block in
+        the tree has its whole prefix there."""
+        return num_blocks > 0 and self.cache.block_of(hashes[num_blocks - 1]) is not None
 
     def num_idle(self, block_ids: Sequence[BlockId]) -> int:
         """Return how many of these nobody holds: holding them takes that many from
@@ -78,20 +85,24 @@ class KvMemory:
         self._make_room(count)
         return self.pool.reserve(count)
 
-    def publish(self, hashes: Sequence[BlockHash], block_ids: Sequence[BlockId]) -> None:
+    def publish(self, hashes: Sequence[BlockHash], table: BlockTable) -> None:
         """Make a holder's computed full blocks matchable, as far as the prefix is its own.
 
+        Goes on where the last call for this table ended: those blocks are held, so still there.
         Where another block already holds a part of the prefix, the rest waits for `release`:
         below a block that the holder does not hold, it could outlive its parent.
+
+        Args:
+            hashes: of all of the table's computed full blocks, from the first on.
         """
-        parent = ROOT
-        for block_hash, block_id in zip(hashes, block_ids, strict=False):
+        for index in range(table.num_published, len(hashes)):
+            block_hash, block_id = hashes[index], table.block_ids[index]
             present = self.cache.block_of(block_hash)
             if present is None:
-                self.cache.insert(block_hash, parent, block_id)
+                self.cache.insert(block_hash, hashes[index - 1] if index else ROOT, block_id)
             elif present != block_id:
                 return
-            parent = block_hash
+            table.num_published = index + 1
 
     def release(self, hashes: Sequence[BlockHash], block_ids: Sequence[BlockId]) -> None:
         """Let go of a table; its full blocks `hashes` (computed, from the first on) become

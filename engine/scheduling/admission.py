@@ -43,10 +43,10 @@ class Admission:
         for sequence in self._state.waiting:
             if is_closed[Mode.LOCAL] and sequence.run.mode is not Mode.RECEIVE:
                 continue
-            hits = self._match(sequence)
-            kind = self._kind(sequence, hits)
+            kind = self._kind(sequence)
             if is_closed[kind]:
                 continue
+            hits = self._state.memory.match(sequence.hashes, len(sequence.token_ids))
             if kind is Mode.RECEIVE:
                 verdict = self._reserve(sequence, hits)
             else:
@@ -58,18 +58,18 @@ class Admission:
             if all(is_closed.values()):
                 return
 
-    def _match(self, sequence: Sequence) -> list[BlockId]:
-        memory = self._state.memory
-        namespace = sequence.run.request.namespace
-        memory.extend_hashes(sequence.hashes, sequence.token_ids, namespace)
-        return memory.match(sequence.hashes, len(sequence.token_ids))
+    def _kind(self, sequence: Sequence) -> Mode:
+        """RECEIVE with all reusable blocks here is computed here; PREFILL is, too.
 
-    def _kind(self, sequence: Sequence, hits: list[BlockId]) -> Mode:
-        """RECEIVE with all reusable blocks here is computed here; PREFILL is, too."""
-        if sequence.run.mode is not Mode.RECEIVE:
+        Every step asks this of every waiting RECEIVE, so it looks up one block, not all.
+        """
+        memory, run = self._state.memory, sequence.run
+        memory.extend_hashes(sequence.hashes, sequence.token_ids, run.request.namespace)
+        if run.mode is not Mode.RECEIVE:
             return Mode.LOCAL
-        num_reusable = (len(sequence.token_ids) - 1) // self._block_size
-        return Mode.LOCAL if hits and len(hits) == num_reusable else Mode.RECEIVE
+        num_reusable = memory.num_reusable(len(sequence.token_ids))
+        is_here = memory.holds_prefix(sequence.hashes, num_reusable)
+        return Mode.LOCAL if is_here else Mode.RECEIVE
 
     def _reserve(self, sequence: Sequence, hits: list[BlockId]) -> Verdict:
         state, handoff = self._state, sequence.run.handoff

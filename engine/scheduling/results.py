@@ -63,7 +63,7 @@ class Results:
         """A chunk is computed: its full blocks become matchable."""
         state, run = self._state, sequence.run
         num_full = sequence.num_computed // state.settings.block_size
-        state.memory.publish(sequence.hashes[:num_full], sequence.block_ids)
+        state.memory.publish(sequence.hashes[:num_full], sequence.blocks)
         if run.mode is Mode.PREFILL:
             state.events.append(Computed(run.request_id, sequence.num_computed))
 

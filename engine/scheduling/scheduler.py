@@ -96,7 +96,7 @@ class Scheduler:
         run.received_tokens = num_received
         state.complete_prompt(run)
         num_full = run.num_prompt // self._settings.block_size
-        state.memory.publish(trunk.hashes[:num_full], trunk.block_ids)
+        state.memory.publish(trunk.hashes[:num_full], trunk.blocks)
         state.batch.join(trunk)
         fork(state, trunk, dict(enumerate(forced)))
 

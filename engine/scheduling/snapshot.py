@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from engine.events import EngineStats
+from engine.scheduling.sequence import Phase
 from engine.scheduling.state import SchedulerState
 
 
 def stats_of(state: SchedulerState) -> EngineStats:
     """Return the state's `EngineStats`; speeds are None here."""
     blocks, counters = state.memory.pool.counts(), state.counters
-    preempted = sum(1 for s in state.retirement.leaving if s.run.request_id in state.runs)
+    preempted = sum(s.phase is Phase.PREEMPTED for s in state.retirement.leaving)
     return EngineStats(
         num_running=len(state.batch),
         num_waiting=len(state.waiting) + preempted,

@@ -172,7 +172,23 @@ class MemoryMachine(RuleBasedStateMachine):
         holder = Holder(tokens, table, hashes)
         self.holders.append(holder)
         if publishes:
-            memory.publish(holder.hashes, table.block_ids)
+            self._publish(holder)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        self.memory.extend_hashes(holder.hashes, holder.tokens, b"")
+        self._publish(holder)
+
+    def _publish(self, holder: Holder) -> None:
+        memory, hashes, table = self.memory, holder.hashes, holder.table
+        memory.publish(hashes, table)
+        count = table.num_published
+        own = table.block_ids[:count]
+        assert [memory.cache.block_of(block_hash) for block_hash in hashes[:count]] == own
+        # It stops only where another block holds the prefix.
+        assert count == len(hashes) or memory.cache.block_of(hashes[count]) is not None
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.block_hash import hash_blocks, namespace_of
+from core.block_hash import BlockHash, hash_blocks, namespace_of
 from core.ids import BlockId
 from engine.memory.block_pool import BlockPool, BlockStateError
 from engine.memory.block_table import BlockTable
@@ -17,6 +17,12 @@ def fill(memory: KvMemory, tokens: list[int], namespace: bytes = b"") -> list[Bl
     block_ids = memory.allocate(len(hashes))
     memory.release(hashes, block_ids)
     return block_ids
+
+
+def table_of(block_ids: list[BlockId]) -> BlockTable:
+    table = BlockTable(4)
+    table.append(block_ids)
+    return table
 
 
 def test_blocks_come_in_runs_and_single_ones_from_the_smallest_gap() -> None:
@@ -102,8 +108,8 @@ def test_blocks_below_another_holders_prefix_become_matchable_when_their_holder_
     tokens = [1, 2, 3, 4, 5, 6, 7, 8]
     hashes = hash_blocks(tokens, block_size=4, fingerprint=b"m")
     first, second = memory.allocate(1), memory.allocate(2)
-    memory.publish(hashes[:1], first)
-    memory.publish(hashes, second)  # the same prompt, computed at the same time
+    memory.publish(hashes[:1], table_of(first))
+    memory.publish(hashes, table_of(second))  # the same prompt, computed at the same time
     assert memory.match(hashes, 9) == first
     memory.release(hashes[:1], first)
     memory.check_invariants()
@@ -111,6 +117,52 @@ def test_blocks_below_another_holders_prefix_become_matchable_when_their_holder_
     memory.release(hashes, second)
     assert memory.match(hashes, 9) == second
     memory.check_invariants()
+
+
+def test_publishing_chunk_by_chunk_looks_at_each_block_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = KvMemory(64, 4, b"m")
+    hashes = hash_blocks(list(range(256)), block_size=4, fingerprint=b"m")
+    table = table_of(memory.allocate(64))
+    looked_up: list[BlockHash] = []
+    block_of = memory.cache.block_of
+
+    def counted(block_hash: BlockHash) -> BlockId | None:
+        looked_up.append(block_hash)
+        return block_of(block_hash)
+
+    monkeypatch.setattr(memory.cache, "block_of", counted)
+    for num_full in range(8, 65, 8):
+        memory.publish(hashes[:num_full], table)
+    assert looked_up == hashes
+    forked = table.fork()
+    memory.hold(forked.block_ids)
+    memory.publish(hashes, forked)
+    assert looked_up == hashes
+    assert memory.match(hashes, 257) == table.block_ids
+    memory.check_invariants()
+
+
+def test_publishing_goes_on_once_another_holders_block_is_gone() -> None:
+    memory = KvMemory(4, 4, b"m")
+    hashes = hash_blocks([1, 2, 3, 4, 5, 6, 7, 8], block_size=4, fingerprint=b"m")
+    other, table = memory.allocate(1), table_of(memory.allocate(2))
+    memory.publish(hashes[:1], table_of(other))
+    memory.publish(hashes[:1], table)
+    assert table.num_published == 0
+    memory.release(hashes[:1], other)
+    memory.allocate(memory.num_available)  # evicts it
+    memory.publish(hashes, table)
+    assert memory.match(hashes, 9) == table.block_ids
+    memory.check_invariants()
+
+
+def test_a_prefix_is_known_to_be_here_by_its_last_block() -> None:
+    memory = KvMemory(8, 4, b"m")
+    fill(memory, [1, 2, 3, 4, 5, 6, 7, 8])
+    hashes = hash_blocks(list(range(1, 13)), block_size=4, fingerprint=b"m")
+    assert [memory.holds_prefix(hashes, count) for count in range(4)] == [False, True, True, False]
 
 
 def test_a_shared_block_is_not_put_below_a_prefix_that_its_holders_do_not_hold() -> None:
