@@ -92,9 +92,11 @@ def gumbel_argmax(scores: Tensor, keys: NoiseKeys) -> Tensor:
     reached = best + noise_of(keys, likeliest)
     # Less what rounding can do on either side of a comparison.
     floor = reached - (best.abs() + LARGEST_NOISE) * 2.0**-20
-    rows, tokens = (scores >= (floor - LARGEST_NOISE)[:, None]).nonzero().unbind(1)
-    if len(rows) * _DENSE_SHARE > scores.numel():
+    possible = scores >= (floor - LARGEST_NOISE)[:, None]
+    if int(possible.count_nonzero()) * _DENSE_SHARE > scores.numel():
         rows, tokens = _contenders(scores, keys, floor)
+    else:
+        rows, tokens = possible.nonzero().unbind(1)
     return _sparse_argmax(scores, keys, rows, tokens)
 
 

@@ -1,7 +1,7 @@
 """Logits -> one token a row, by vLLM's order of rules.
 
      1  log-probabilities, where asked for, of the unmodified logits
-     2  allowed-token mask               others -inf
+     2  allowed-token mask, bad words    others, and what would complete one, -inf
      3  min_tokens                       EOS and stop tokens -inf until enough were generated
      4  logit_bias                       added
      5  penalties                        repetition, then frequency and presence
@@ -28,7 +28,7 @@ from engine.sampling.filters import min_p_filter, top_k_filter, top_p_filter
 from engine.sampling.gumbel import NoiseKeys, gumbel_argmax
 from engine.sampling.logprobs import PendingLogprobs
 from engine.sampling.penalties import History, PenaltyFactors, apply_penalties
-from engine.sampling.slot_sampling import SlotSampling
+from engine.sampling.slot_sampling import BadWords, SlotSampling
 
 _WORD = 0xFFFFFFFF
 
@@ -99,6 +99,8 @@ def _restrict(logits: Tensor, rows: Sequence[SampleRow], sequences: Sequences) -
     for index, (sampling, _, allowed) in enumerate(rows):
         if allowed is not None:
             logits[index].masked_fill_(~allowed, -math.inf)
+        if sampling.bad_words is not None:
+            _ban_completions(logits[index], sampling.bad_words, sequences, index)
         if sampling.ending_ids is not None:
             generated = sequences.positions[index] - sequences.num_prompt[index]
             too_early = generated < sampling.params.min_tokens
@@ -106,6 +108,18 @@ def _restrict(logits: Tensor, rows: Sequence[SampleRow], sequences: Sequences) -
             logits[index, sampling.ending_ids] = ending.masked_fill(too_early, -math.inf)
         if sampling.bias_ids is not None and sampling.bias is not None:
             logits[index].index_add_(0, sampling.bias_ids, sampling.bias)
+
+
+def _ban_completions(scores: Tensor, words: BadWords, sequences: Sequences, row: int) -> None:
+    """Mask, in place, the last token of each word whose others the generated tokens end with."""
+    position = sequences.positions[row]
+    longest = words.prefixes.shape[1]
+    at = position - longest + torch.arange(longest, device=scores.device)
+    tokens = sequences.token_ids[sequences.slots[row], at.clamp_(min=0)]
+    is_next = ((tokens == words.prefixes) | words.padding).all(dim=1)
+    is_next &= words.num_prefix <= position - sequences.num_prompt[row]
+    masked = torch.zeros(len(words.last), device=scores.device).masked_fill_(is_next, -math.inf)
+    scores.index_add_(0, words.last, masked)  # several words may end alike
 
 
 def _penalize(logits: Tensor, rows: Sequence[SampleRow], sequences: Sequences) -> None:

@@ -13,6 +13,22 @@ GREEDY_BELOW = 1e-5
 """Temperatures below are greedy, as in vLLM."""
 
 
+class BadWords(NamedTuple):
+    """Token sequences that may not be completed, one a row.
+
+    Attributes:
+        prefixes: int64 [words, longest], all but the last token, aligned to the right.
+        padding: bool [words, longest], True left of a prefix.
+        num_prefix: int64 [words].
+        last: int64 [words].
+    """
+
+    prefixes: Tensor
+    padding: Tensor
+    num_prefix: Tensor
+    last: Tensor
+
+
 class SlotSampling(NamedTuple):
     """What the sampler reads of one sequence each step.
 
@@ -21,6 +37,7 @@ class SlotSampling(NamedTuple):
         ending_ids: int64, masked until `min_tokens` were generated; None where nothing is.
         bias_ids: int64; None where there is no bias.
         bias: float32, one an id.
+        bad_words: None where there are none.
     """
 
     params: SamplingParams
@@ -30,6 +47,7 @@ class SlotSampling(NamedTuple):
     ending_ids: Tensor | None
     bias_ids: Tensor | None
     bias: Tensor | None
+    bad_words: BadWords | None
 
 
 def resolve(params: SamplingParams, device: torch.device) -> SlotSampling:
@@ -48,4 +66,18 @@ def resolve(params: SamplingParams, device: torch.device) -> SlotSampling:
         ending_ids=torch.tensor(sorted(ending), device=device) if needs_ending else None,
         bias_ids=torch.tensor(list(bias), device=device) if bias else None,
         bias=torch.tensor(list(bias.values()), device=device) if bias else None,
+        bad_words=_bad_words(params, device) if params.bad_words else None,
+    )
+
+
+def _bad_words(params: SamplingParams, device: torch.device) -> BadWords:
+    words = params.bad_words
+    longest = max(map(len, words)) - 1
+    num_prefix = torch.tensor([len(word) - 1 for word in words], device=device)
+    prefixes = [(0,) * (longest + 1 - len(word)) + word[:-1] for word in words]
+    return BadWords(
+        prefixes=torch.tensor(prefixes, dtype=torch.int64, device=device),
+        padding=torch.arange(longest, device=device) < longest - num_prefix[:, None],
+        num_prefix=num_prefix,
+        last=torch.tensor([word[-1] for word in words], device=device),
     )

@@ -160,6 +160,20 @@ def test_drafts_are_accepted_while_they_equal_the_own_samples(
     assert tokens[:8] == expected
 
 
+def test_rejected_drafts_take_no_room(
+    driver: StepDriver, tiny: tuple[Path, LlamaForCausalLM]
+) -> None:
+    """The host's bound of the length follows what was accepted, or it would leave the table."""
+    prompt = TOKENS[:17]
+    expected = greedy(tiny[1], prompt, 12)
+    added = driver.added(0, prompt, room=15)  # two blocks
+    tokens = list(driver.step(work(0, 17, 1), added=(added,))[0].token_ids)
+    while len(tokens) < 12:
+        wrong = (expected[len(tokens)] + 1) % VOCAB_SIZE
+        tokens += driver.step(work(0, 3, 1, [wrong, wrong]))[0].token_ids
+    assert tokens == expected
+
+
 def test_steps_overlap_without_the_host_knowing_tokens(
     driver: StepDriver, tiny: tuple[Path, LlamaForCausalLM]
 ) -> None:

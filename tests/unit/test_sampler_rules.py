@@ -13,6 +13,7 @@ from core.sampling_params import SamplingParams
 from engine.sampling.gumbel import NoiseKeys, noise_of_all
 from engine.sampling.sampler import Sampled, SampleRow, Sequences, sample
 from engine.sampling.slot_sampling import resolve
+from engine.token_rules import completing_ids
 
 VOCAB = 2300
 PROMPT = [3, 5, 5, 8]
@@ -45,6 +46,10 @@ def logits_of(seed: int) -> torch.Tensor:
 
 
 def run(logits: torch.Tensor, params: list[SamplingParams], **fields: Any) -> Sampled:
+    return run_in_place(logits.clone(), params, **fields)
+
+
+def run_in_place(logits: torch.Tensor, params: list[SamplingParams], **fields: Any) -> Sampled:
     rows = len(params)
     tokens = torch.tensor([PROMPT + OUTPUT + [999] * 7])  # beyond its end: never to be seen
     sequences = Sequences(
@@ -56,7 +61,7 @@ def run(logits: torch.Tensor, params: list[SamplingParams], **fields: Any) -> Sa
     )
     cpu = torch.device("cpu")
     wanted = [SampleRow(resolve(p, cpu), index % 2, **fields) for index, p in enumerate(params)]
-    return sample(logits.clone(), wanted, sequences)
+    return sample(logits, wanted, sequences)
 
 
 def reference(logits: torch.Tensor, p: SamplingParams, sample_index: int) -> int:
@@ -194,3 +199,48 @@ def test_both_halves_of_the_seed_count() -> None:
     params = [SamplingParams(temperature=1.0, seed=seed) for seed in seeds]
     tokens = run(logits, params).token_ids.tolist()
     assert tokens[0] == tokens[2] != tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "banned"),
+    [
+        (((77,),), {77}),
+        (((20, 77),), {77}),
+        (((11, 11, 20, 77),), {77}),
+        (((11, 20, 77), (9, 9, 77), (20, 78), (77,)), {77, 78}),
+        (((*OUTPUT, 77),), {77}),
+        (((11, 77),), set[int]()),  # the output ends otherwise
+        (((5, 20, 77),), set[int]()),
+        (((PROMPT[-1], *OUTPUT, 77),), set[int]()),  # the prompt is no part of it
+        (((1,) * 40,), set[int]()),  # longer than all there is
+    ],
+)
+def test_the_token_that_would_complete_a_bad_word_is_masked(
+    words: tuple[tuple[int, ...], ...], banned: set[int]
+) -> None:
+    logits = torch.zeros((3, VOCAB))
+    plain = SamplingParams(temperature=0.0)
+    # A bias cannot bring it back: it is masked, not made unlikely.
+    bias = tuple((token_id, 100.0) for token_id in (77, 78))
+    wanted = SamplingParams(temperature=0.0, bad_words=words, logit_bias=bias)
+    masked = captured(logits, [plain, wanted, plain])
+    assert set(torch.nonzero(masked[1] == -torch.inf)[:, 0].tolist()) == banned
+    assert not masked[0].isinf().any()
+    assert not masked[2].isinf().any()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_sampler_and_the_mock_ban_the_same(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    words = tuple(
+        tuple(dice.choice([5, 11, 20, 77], size=dice.integers(1, 5)).tolist()) for _ in range(8)
+    )
+    masked = captured(torch.zeros((1, VOCAB)), [SamplingParams(temperature=0.0, bad_words=words)])
+    found = set(torch.nonzero(masked[0] == -torch.inf)[:, 0].tolist())
+    assert found == completing_ids(words, OUTPUT)
+
+
+def captured(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """Return the logits as greedy rows are judged: the sampler changes them in place."""
+    run_in_place(logits, params)
+    return logits
