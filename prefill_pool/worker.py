@@ -106,16 +106,16 @@ class PrefillWorker:
         Raises:
             ExceptionGroup: something failed that should not; the process must end.
         """
-        record = self._record
+        record, fabric = self._record, self._config.kv_transfer
         self._ports = ports
         pusher = Pusher(ports.fabric, record.boot)
         attempts = self._attempts = Attempts(
-            Terms(record.layout, record.block_size, record.block_bytes),
+            Terms(record.layout, record.block_size, record.block_bytes, fabric.try_s),
             ports.engine,
             pusher,
             later=self._inbox.put,
             clock=self._clock,
-            quarantine_s=self._config.kv_transfer.quarantine_s,
+            quarantine_s=fabric.quarantine_s,
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._tick(attempts, pusher, ports))

@@ -333,7 +333,7 @@ class HandoffWorld:
         message = connection.to_prefill.popleft()
         handoff = message.handoff
         if isinstance(message, PrefillAsk):
-            terms = prefill_side.Terms("layout", BLOCK, 1)
+            terms = prefill_side.Terms("layout", BLOCK, 1, TRY_S)
             is_settled = handoff in prefill.tombstones
             side, effects = prefill_side.receive(message, terms, self.now, is_settled=is_settled)
             prefill.asked_on[handoff] = connection

@@ -3,7 +3,7 @@
     ask -> (checked) -> QUEUED -> admitted -> COMPUTING -> prompt done, tokens told -> COMPUTED
              |                      |  each chunk: Push what is final and was not pushed    |
              v                      v                                                       |
-          refused    settle, stream lost, write FAILED, deadline                            |
+          refused    settle, stream lost, write FAILED or stuck for try_s, deadline         |
                                     v                                                       v
                                  STOPPING: no new write, wait for the posted ones        all DONE
                                     |                                                       |
@@ -74,12 +74,15 @@ class Terms(msgspec.Struct, frozen=True):
 
     Attributes:
         layout: fingerprint of this pool's layout.
+        try_s: seconds in which at least one of an attempt's posted writes must end: the target of
+            one that does not may be frozen, and a frozen peer's writes stay pending for ever.
         refusing: why no new ask is taken ("draining", "wrong_role"), or empty.
     """
 
     layout: str
     block_size: int
     block_bytes: int
+    try_s: float
     refusing: str = ""
 
 
@@ -92,6 +95,7 @@ class PrefillSide(msgspec.Struct, frozen=True):
         sources: this worker's blocks of the whole prompt.
         pushed_to: prompt blocks below were posted, or are not wanted.
         pending: writes posted and not known to be over.
+        written_at: since when all of `pending` has been under way; a write's end counts anew.
         num_posted: writes posted so far; numbers the next.
         failed: writes that FAILED while their agent lives: they may still read our blocks.
         may_land: a write FAILED: it may still land.
@@ -103,6 +107,7 @@ class PrefillSide(msgspec.Struct, frozen=True):
 
     ask: PrefillAsk
     block_size: int
+    try_s: float
     deadline: float
     asked_at: float
     targets: tuple[BlockId, ...]
@@ -114,6 +119,7 @@ class PrefillSide(msgspec.Struct, frozen=True):
     computed_at: float | None = None
     samples: tuple[TokenSampled, ...] = ()
     pending: frozenset[int] = frozenset()
+    written_at: float = 0.0
     num_posted: int = 0
     failed: frozenset[int] = frozenset()
     may_land: bool = False
@@ -151,6 +157,7 @@ def receive(
     state = PrefillSide(
         ask=ask,
         block_size=terms.block_size,
+        try_s=terms.try_s,
         deadline=now + ask.remaining_s,
         asked_at=now,
         targets=block_ids_of(ask.blocks),
@@ -167,7 +174,8 @@ def advance(state: PrefillSide, event: Event, now: float) -> Step:
         case EngineRefused() | PromptAdmitted() | ChunkComputed() | TokenSampled():
             return _engine_says(state, event, now)
         case WriteDone():
-            return _when_over(replace(state, pending=state.pending - {event.number}))
+            pending = state.pending - {event.number}
+            return _when_over(replace(state, pending=pending, written_at=now))
         case WriteFailed():
             return _write_failed(state, event, now)
         case SettleRequested():
@@ -226,9 +234,9 @@ def _engine_says(
                 cached_tokens=event.cached_tokens,
                 started_at=now,
             )
-            return _push(admitted, event.cached_tokens)
+            return _push(admitted, event.cached_tokens, now)
         case ChunkComputed():
-            pushed, effects = _push(state, event.num_computed)
+            pushed, effects = _push(state, event.num_computed, now)
             finished, told = _finish_prompt(pushed, event.num_computed, now)
             return finished, (*effects, *told)
         case TokenSampled():
@@ -238,7 +246,7 @@ def _engine_says(
             assert_never(event)
 
 
-def _push(state: PrefillSide, num_computed: int) -> Step:
+def _push(state: PrefillSide, num_computed: int, now: float) -> Step:
     """Post what is final and was not posted: whole blocks, at the prompt's end its tail too."""
     first = state.ask.first_block
     is_end = num_computed == len(state.ask.request.prompt)
@@ -255,6 +263,7 @@ def _push(state: PrefillSide, num_computed: int) -> Step:
         state,
         pushed_to=final,
         pending=state.pending | {push.number},
+        written_at=state.written_at if state.pending else now,
         num_posted=state.num_posted + 1,
     )
     return posted, (push,)
@@ -306,11 +315,18 @@ def _fail(state: PrefillSide, reason: str, now: float) -> Step:
 
 
 def _tick(state: PrefillSide, now: float) -> Step:
-    if state.stage is Stage.STOPPING or now < state.deadline:
+    if state.stage is Stage.STOPPING:
         return state, ()
-    message = "the request's time is over"
+    if now >= state.deadline:
+        return _time_out(state, "the request's time is over", now)
+    if state.pending and now >= state.written_at + state.try_s:
+        return _time_out(state, f"no write ended for {state.try_s} s", now)
+    return state, ()
+
+
+def _time_out(state: PrefillSide, reason: str, now: float) -> Step:
     stopped, effects = _stop(state, AttemptOutcome.TIMED_OUT, now)
-    return stopped, (Tell(HandoffFailed(state.ask.handoff, message)), *effects)
+    return stopped, (Tell(HandoffFailed(state.ask.handoff, reason)), *effects)
 
 
 def _stop(state: PrefillSide, outcome: AttemptOutcome, now: float) -> Step:

@@ -111,6 +111,8 @@ async def test_local_colocated_and_strict() -> None:
         answer = await served(cluster.router.start(long, cluster.candidates), long)
         assert answer.refused is not None
         assert answer.refused.reason == "too_long"
+        assert answer.refused.load is not None
+        assert answer.refused.load.blocks_total == 64
         await cluster.until_idle()
     async with pool_cluster(num_prefills=0, role=Role.BOTH) as cluster:
         request = request_of("both", range(10, 30))
@@ -177,6 +179,23 @@ async def test_an_aborted_write_settles_on_a_decode_worker_that_is_otherwise_idl
         assert await held
         await cluster.until_idle(2.0)
         assert cluster.prefills[0].num_attempts == 0
+
+
+async def test_a_frozen_decode_worker_does_not_keep_prefill_blocks() -> None:
+    """It neither settles nor closes its stream, and writes to it stay pending for ever."""
+    async with pool_cluster(backend="nixl", try_s=0.3, quarantine_s=0.2) as cluster:
+        await until(lambda: bool(cluster.router.loads))  # started
+        gate = threading.Event()
+        cluster.decode_machine.fabric.call(lambda _: gate.wait(10.0))
+        request = request_of("r", range(10, 70))
+        answer = cluster.router.start(request, cluster.candidates)
+        await until(lambda: writes_pending(cluster) > 0)
+        for stream in cluster.streams:
+            stream.other.is_frozen = True
+        await until(lambda: cluster.prefills[0].num_attempts == 0)
+        gate.set()
+        cluster.expect(request, await served(answer, request))
+        await cluster.until_idle()
 
 
 async def until(condition: Callable[[], bool]) -> None:

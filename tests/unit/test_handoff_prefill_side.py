@@ -17,7 +17,7 @@ from kv_transfer.handoff.prefill_side import PrefillSide, Stage, Terms, advance,
 from kv_transfer.handoff.tombstones import KEEP_S, Tombstones
 
 HANDOFF = HandoffId(RequestId("r"), Attempt(1, 1))
-TERMS = Terms(layout="L", block_size=4, block_bytes=8)
+TERMS = Terms(layout="L", block_size=4, block_bytes=8, try_s=10.0)
 SOURCES = tuple(BlockId(i) for i in (30, 31, 32))
 
 
@@ -208,14 +208,48 @@ def test_an_agent_that_goes_fails_the_writes_it_had() -> None:
 def test_the_deadline_stops_it() -> None:
     side = Side()
     side.admit()
-    side.feed(p.ChunkComputed(4))
     assert side.feed(p.Tick()) == []
+    side.now = 50.0
+    side.feed(p.ChunkComputed(4))
     side.now = 51.0
     effects = side.feed(p.Tick())
     assert told(effects) == ["HandoffFailed"]
     assert side.feed(p.Tick()) == []
     *_, forget = side.finish(1)
     assert forget.outcome is p.AttemptOutcome.TIMED_OUT
+
+
+def test_writes_that_make_no_progress_stop_it_and_are_stuck() -> None:
+    """Their target may be frozen; such writes stay pending for ever."""
+    side = Side()
+    side.admit()
+    side.feed(p.ChunkComputed(4))
+    side.now = 10.0
+    side.feed(p.ChunkComputed(8))
+    side.feed(p.WriteDone(0))
+    side.feed(p.ChunkComputed(10))
+    side.feed(TOKEN)
+    side.now = 19.9
+    assert side.feed(p.Tick()) == [], "a write has ended since"
+    side.now = 20.0
+    assert told(side.feed(p.Tick())) == ["HandoffFailed"]
+    assert not is_renewal_due([side.state], 24.9, 5.0)
+    assert is_renewal_due([side.state], 25.0, 5.0)
+    side.feed(p.SettleRequested())
+    effects = [*side.feed(p.WriteDone(1)), *side.feed(p.WriteDone(2))]
+    assert told(effects) == ["HandoffSettled"], "the peer was slow, not gone"
+
+
+def test_a_pause_between_writes_is_not_a_lack_of_progress() -> None:
+    side = Side()
+    side.admit()
+    side.feed(p.ChunkComputed(4))
+    side.feed(p.WriteDone(0))
+    side.now = 40.0
+    assert side.feed(p.Tick()) == []
+    side.feed(p.ChunkComputed(8))
+    side.now = 49.0
+    assert side.feed(p.Tick()) == []
 
 
 def test_the_agent_is_renewed_for_stuck_blocks_and_waits_for_healthy_writes() -> None:

@@ -62,7 +62,7 @@ class World:
         engine: Any = self.engine
         pusher: Any = None  # nothing here gets as far as a write
         self.attempts = Attempts(
-            Terms("layout", 16, 64),
+            Terms("layout", 16, 64, 10.0),
             engine,
             pusher,
             later=self.deeds.append,
