@@ -10,12 +10,13 @@ import subprocess
 from pathlib import Path
 from typing import BinaryIO
 
+from core.back_off import Dice
 from core.clock import Clock
 from core.environment import child_environment
 from core.errors import DovetailError, UsageError
-from deploy.back_off import BackOff
 from deploy.plan import ComponentSpec
 from deploy.readiness import Readiness, StartRefused, describe, parse
+from deploy.restart_delay import RestartDelay
 from deploy.terminal import complain, say
 
 START_TIMEOUT_S = 300.0
@@ -30,14 +31,18 @@ class Component:
     """start -> ready -> died -> back-off -> start ...; to end it, cancel `keep_alive`, then `stop`.
 
     Args:
+        rng: draws the jitter of restarts.
         log_file: where its stdout and stderr go, appended; None: to our stderr.
     """
 
-    def __init__(self, spec: ComponentSpec, *, clock: Clock, log_file: Path | None = None) -> None:
+    def __init__(
+        self, spec: ComponentSpec, *, clock: Clock, rng: Dice, log_file: Path | None = None
+    ) -> None:
         self.name = spec.name
         self.ready = asyncio.Event()  # set once, by the first life
         self._command = spec.command
         self._clock = clock
+        self._rng = rng
         self._log_file = log_file
         self._process: asyncio.subprocess.Process | None = None
 
@@ -50,12 +55,12 @@ class Component:
         """
         await self._start()
         self.ready.set()
-        back_off = BackOff()
+        delay = RestartDelay(self._rng)
         while True:
             started = self._clock.now()
             code = await self._wait()
-            delay_s = back_off.delay(self._clock.now() - started)
-            say(f"{self.name:<12} died ({describe_exit(code)}), starts again in {delay_s:g} s")
+            delay_s = delay.after(self._clock.now() - started)
+            say(f"{self.name:<12} died ({describe_exit(code)}), starts again in {delay_s:.1f} s")
             await asyncio.sleep(delay_s)
             # A later life that does not get ready is one more death: others still serve.
             try:
@@ -68,8 +73,7 @@ class Component:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(process.wait(), grace_s)
         except TimeoutError:
@@ -79,9 +83,14 @@ class Component:
 
     def kill(self) -> None:
         """End it at once."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal it while it lives. `asyncio`'s own methods would first ask whether it does, which
+        takes the exit status of one that has just ended from whoever waits for it."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                os.kill(self._process.pid, number)
 
     async def _start(self) -> None:
         reading, writing = os.pipe()
