@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -38,7 +38,7 @@ def cluster(up: Up) -> Iterator[Cluster]:
 
 
 @contextmanager
-def traffic(cluster: Cluster, salt: int) -> Iterator[list[Asked]]:
+def traffic(cluster: Cluster, salt: int) -> Generator[list[Asked]]:
     """Send one request after the other, each checked, until the block ends."""
     answered: list[Asked] = []
     failures: list[BaseException] = []

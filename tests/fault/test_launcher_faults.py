@@ -66,8 +66,9 @@ def test_stop_lets_short_answers_finish_and_ends_long_ones_with_an_error(start: 
     for one in short:
         one.expect_mock_answer()
     for one in long:
-        assert one.end().error is not None, one.report()
-        assert one.error["code"] in ("stopping", "shutting_down"), one.report()
+        error = one.end().error
+        assert error is not None, one.report()
+        assert error["code"] in ("stopping", "shutting_down"), one.report()
         assert one.tokens == mock_answer(one.prompt, 2000)[: len(one.tokens)]
     assert "Traceback" not in cluster.launched.transcript()
     cluster.launched.assert_nothing_left()
