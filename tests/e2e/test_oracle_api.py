@@ -5,7 +5,7 @@ One axis at a time: who computes the prompt, what the caches hold, the chunk bud
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,13 +23,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 EXACT = (
     "--set", "engine.weights=f32", "--set", "engine.kv_dtype=f32",
-    "--set", f"engine.kv_memory={768 << 20}",
+    "--set", f"engine.kv_memory={416 << 20}",  # 9,466 tokens
     # A busy machine must not add attempts, which belong to other tests.
     "--set", "control_plane.suspect_s=60", "--set", "kv_transfer.try_s=300",
 )  # fmt: skip
 NUM_TOKENS = 64
 BLOCK_SIZE = 16
 TIMEOUT_S = 600.0
+"""Generous: the machine may be busy."""
 
 
 class Answered(NamedTuple):
@@ -39,14 +40,13 @@ class Answered(NamedTuple):
     path: dict[str, Any]
 
 
-@pytest.fixture
-def disaggregated(up: Up) -> Cluster:
-    return up(*EXACT)
-
-
-@pytest.fixture
-def colocated(up: Up) -> Cluster:
-    return up("--colocated", "1", *EXACT)
+@pytest.fixture(scope="class")
+def cluster(up: Up, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A class's own cluster, by its `ARGUMENTS`; gone before the next one takes its memory."""
+    assert request.cls is not None
+    cluster = up(*EXACT, *request.cls.ARGUMENTS)
+    yield cluster
+    assert cluster.launched.stop() == 0, cluster.launched.transcript()
 
 
 def ask(cluster: Cluster, prompt: Prompt, disaggregate: str = "auto") -> Answered:
@@ -117,75 +117,82 @@ def reusable(prompts: Sequence[Prompt]) -> list[int]:
     return [(len(prompt.token_ids) - 1) // BLOCK_SIZE for prompt in prompts]
 
 
-def test_colocated_one_at_a_time(colocated: Cluster, figures: Figures) -> None:
-    answered = ask_all(colocated, twenty_prompts(), clients=1)
-    assert {path["decision"] for _, path in answered} == {"colocated"}
-    check("colocated, one at a time", answered, figures)
+class TestColocated:
+    ARGUMENTS = ("--colocated", "1")
+
+    def test_one_at_a_time(self, cluster: Cluster, figures: Figures) -> None:
+        answered = ask_all(cluster, twenty_prompts(), clients=1)
+        assert {path["decision"] for _, path in answered} == {"colocated"}
+        check("colocated, one at a time", answered, figures)
+
+    def test_batch_of_16(self, cluster: Cluster, figures: Figures) -> None:
+        """Chunks and decodes of fresh prompts, of 7 to 202 tokens, share steps."""
+        fresh = [
+            Prompt(f"batched story {i}", story(100 + i, 7 + 13 * i)) for i in range(15, -1, -1)
+        ]
+        check("16 at once", ask_all(cluster, fresh, clients=16), figures)
 
 
-def test_batch_of_16(colocated: Cluster, figures: Figures) -> None:
-    """Chunks and decodes of fresh prompts, of 7 to 202 tokens, share steps."""
-    fresh = [Prompt(f"batched story {i}", story(100 + i, 7 + 13 * i)) for i in range(15, -1, -1)]
-    check("16 at once", ask_all(colocated, fresh, clients=16), figures)
+class TestDisaggregated:
+    ARGUMENTS = ()
+
+    def test_cold_caches(self, cluster: Cluster, figures: Figures) -> None:
+        answered = ask_all(cluster, twenty_prompts(), "always")
+        check_handoffs(answered)
+        check("disaggregated", answered, figures)
+
+    def test_the_same_prompts_again(self, cluster: Cluster, figures: Figures) -> None:
+        """Decode holds all that can be reused: it computes the rest itself, and nothing moves."""
+        prompts = [prompt for prompt in twenty_prompts() if 16 < len(prompt.token_ids) < 300]
+        ask_all(cluster, prompts, "always")
+        answered = ask_all(cluster, prompts, "always")
+        assert {path["decision"] for _, path in answered} == {"local_hit"}
+        assert reused(answered, "decode") == reusable(prompts)
+        assert [path.get("blocks_transferred", 0) for _, path in answered] == [0] * len(prompts)
+        check("the same prompts again", answered, figures)
+
+    def test_shared_prefix_on_both_sides(self, cluster: Cluster, figures: Figures) -> None:
+        prefix = story(201, 800)
+        ask(cluster, Prompt("shared prefix", prefix), "always")
+        prompts = [
+            Prompt(f"shared prefix and {n} more", prefix + story(n, n)) for n in (17, 40, 150)
+        ]
+        answered = ask_all(cluster, prompts, "always")
+        check_handoffs(answered)
+        assert reused(answered, "decode") == [50, 50, 50]
+        assert reused(answered, "prefill") == [50, 50, 50]
+        check("a shared prefix on both sides", answered, figures)
+
+    def test_prefix_on_the_decode_side_only(self, cluster: Cluster, figures: Figures) -> None:
+        """The prefill worker computes the prefix too, and sends only what follows it."""
+        prefix = story(202, 400)
+        ask(cluster, Prompt("prefix on decode", prefix), "never")
+        prompt = Prompt("prefix on decode and 200 more", prefix + story(200, 200))
+        answered = [ask(cluster, prompt, "always")]
+        check_handoffs(answered)
+        assert reused(answered, "decode") == [25]
+        assert reused(answered, "prefill") == [0]
+        check("a prefix on the decode side only", answered, figures)
+
+    def test_prefix_on_the_prefill_side_only(self, cluster: Cluster, figures: Figures) -> None:
+        """A decode worker that starts again has an empty cache."""
+        prompts = [Prompt(f"prefix on prefill, {n}", story(n, n)) for n in (401, 49)]
+        ask_all(cluster, prompts, "always")
+        first = cluster.pid("decode-0")
+        psutil.Process(first).kill()
+        cluster.launched.wait_for(r"^decode-0 +died \(SIGKILL\)", 120)
+        cluster.launched.wait_for(rf"^decode-0 +ready  pid (?!{first}\b)\d+", 120)
+        answered = ask_all(cluster, prompts, "always")
+        check_handoffs(answered)
+        assert reused(answered, "decode") == [0, 0]
+        assert reused(answered, "prefill") == reusable(prompts)
+        check("a prefix on the prefill side only", answered, figures)
 
 
-def test_disaggregated(disaggregated: Cluster, figures: Figures) -> None:
-    answered = ask_all(disaggregated, twenty_prompts(), "always")
-    check_handoffs(answered)
-    check("disaggregated", answered, figures)
+class TestSmallChunks:
+    ARGUMENTS = ("--set", "engine.chunk_tokens=64")
 
-
-def test_the_same_prompts_again(disaggregated: Cluster, figures: Figures) -> None:
-    """Decode holds all that can be reused: it computes the last tokens itself, nothing moves."""
-    prompts = [prompt for prompt in twenty_prompts() if 16 < len(prompt.token_ids) < 300]
-    ask_all(disaggregated, prompts, "always")
-    answered = ask_all(disaggregated, prompts, "always")
-    assert {path["decision"] for _, path in answered} == {"local_hit"}
-    assert reused(answered, "decode") == reusable(prompts)
-    assert [path.get("blocks_transferred", 0) for _, path in answered] == [0] * len(prompts)
-    check("the same prompts again", answered, figures)
-
-
-def test_shared_prefix_on_both_sides(disaggregated: Cluster, figures: Figures) -> None:
-    prefix = story(201, 800)
-    ask(disaggregated, Prompt("shared prefix", prefix), "always")
-    prompts = [Prompt(f"shared prefix and {n} more", prefix + story(n, n)) for n in (17, 40, 150)]
-    answered = ask_all(disaggregated, prompts, "always")
-    check_handoffs(answered)
-    assert reused(answered, "decode") == [50, 50, 50]
-    assert reused(answered, "prefill") == [50, 50, 50]
-    check("a shared prefix on both sides", answered, figures)
-
-
-def test_prefix_on_the_decode_side_only(disaggregated: Cluster, figures: Figures) -> None:
-    """The prefill worker computes the prefix too, and sends only what follows it."""
-    prefix = story(202, 400)
-    ask(disaggregated, Prompt("prefix on decode", prefix), "never")
-    prompt = Prompt("prefix on decode and 200 more", prefix + story(200, 200))
-    answered = [ask(disaggregated, prompt, "always")]
-    check_handoffs(answered)
-    assert reused(answered, "decode") == [25]
-    assert reused(answered, "prefill") == [0]
-    check("a prefix on the decode side only", answered, figures)
-
-
-def test_prefix_on_the_prefill_side_only(disaggregated: Cluster, figures: Figures) -> None:
-    """A decode worker that starts again has an empty cache."""
-    prompts = [Prompt(f"prefix on prefill, {n}", story(n, n)) for n in (401, 49)]
-    ask_all(disaggregated, prompts, "always")
-    first = disaggregated.pid("decode-0")
-    psutil.Process(first).kill()
-    disaggregated.launched.wait_for(r"^decode-0 +died \(SIGKILL\)")
-    disaggregated.launched.wait_for(rf"^decode-0 +ready  pid (?!{first}\b)\d+", 120)
-    answered = ask_all(disaggregated, prompts, "always")
-    check_handoffs(answered)
-    assert reused(answered, "decode") == [0]
-    assert reused(answered, "prefill") == reusable(prompts)
-    check("a prefix on the prefill side only", answered, figures)
-
-
-def test_chunk_budget_of_64(up: Up, figures: Figures) -> None:
-    cluster = up(*EXACT, "--set", "engine.chunk_tokens=64")
-    answered = ask_all(cluster, twenty_prompts(), "always")
-    check_handoffs(answered)
-    check("disaggregated, chunks of 64", answered, figures)
+    def test_cold_caches(self, cluster: Cluster, figures: Figures) -> None:
+        answered = ask_all(cluster, twenty_prompts(), "always")
+        check_handoffs(answered)
+        check("disaggregated, chunks of 64", answered, figures)
