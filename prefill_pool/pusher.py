@@ -1,10 +1,19 @@
-"""Posts an attempt's writes: ids to spans, one notification a write, peers learnt on demand."""
+"""Posts an attempt's writes: ids to spans, one notification a write, peers learnt on demand.
+
+    unknown -> learnt (region generation) -> a write FAILED: broken
+       ^                                            | no write to it is pending
+       '------- removed from the transport ---------'
+
+A broken peer is removed, for its connection stays in error whatever metadata is added to it; not
+before its other writes ended, for removing it would fail them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -34,14 +43,45 @@ def peer_name(region: RegionDescriptor) -> PeerName:
     return PeerName(f"{region.worker_id}@{region.boot}")
 
 
+@dataclass(slots=True)
+class _Peer:
+    """What the present agent knows of a peer.
+
+    Attributes:
+        generation: of its region, as the agent learnt it; None before that.
+        num_pending: writes to it that have not ended.
+        is_connected: a write to it is DONE, and none failed since.
+        is_broken: a write to it FAILED.
+    """
+
+    generation: int | None = None
+    num_pending: int = 0
+    is_connected: bool = False
+    is_broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Posted:
+    """One write under way.
+
+    Attributes:
+        is_telling: whether its time says how fast the fabric is.
+    """
+
+    peer_name: PeerName
+    peer: _Peer
+    num_blocks: int
+    on_end: OnEnd
+    is_telling: bool
+
+
 class Pusher:
     """Writes blocks of this worker into blocks of decode workers."""
 
     def __init__(self, fabric: TransferThread, boot: Boot) -> None:
         self._fabric = fabric
         self._boot = boot
-        self._generation_by_peer: dict[PeerName, int] = {}
-        self._connected: set[PeerName] = set()
+        self._peers: dict[PeerName, _Peer] = {}
         self.num_blocks = 0
         self.num_bytes = 0
         self.num_failed = 0
@@ -50,7 +90,7 @@ class Pusher:
     def push(self, ask: PrefillAsk, push: Push, on_end: OnEnd) -> None:
         """Post one write; `on_end` is called on the loop, and nothing is posted twice."""
         region = ask.region
-        self._learn(region)
+        peer = self._learn(region)
         remote = RemoteRegion(
             peer=peer_name(region),
             boot=region.boot,
@@ -69,9 +109,10 @@ class Pusher:
             num_blocks=len(push.targets),
         )
         written = self._fabric.write(remote, local, target, msgspec.msgpack.encode(tag))
-        is_telling = remote.peer in self._connected  # else its time is that of connecting, too
-        ended = partial(self._ended, remote.peer, len(push.targets), on_end, is_telling=is_telling)
-        written.add_done_callback(ended)
+        # Before it is connected, a write's time is that of connecting, too.
+        posted = _Posted(remote.peer, peer, len(push.targets), on_end, is_telling=peer.is_connected)
+        peer.num_pending += 1
+        written.add_done_callback(partial(self._ended, posted))
 
     async def renew(self, make: Callable[[], Transport]) -> None:
         """Destroy the agent and go on with a new one; writes pushed from now on are the new one's.
@@ -79,50 +120,54 @@ class Pusher:
         Args:
             make: returns a transport that has the region registered; runs on the fabric's thread.
         """
-        self._generation_by_peer.clear()
-        self._connected.clear()
+        self._peers.clear()
         await self._fabric.renew(make)
 
-    def _learn(self, region: RegionDescriptor) -> None:
-        """Add the peer anew when its region moved, or after a write to it failed."""
+    def _learn(self, region: RegionDescriptor) -> _Peer:
+        """Add the peer, again when its region moved."""
         name = peer_name(region)
-        if self._generation_by_peer.get(name) == region.generation:
-            return
-        self._generation_by_peer[name] = region.generation
-        added = self._fabric.call(lambda transport: transport.add_peer(name, region.metadata))
-        added.add_done_callback(partial(self._added, name))
+        peer = self._peers.setdefault(name, _Peer())
+        if peer.generation != region.generation:
+            peer.generation = region.generation
+            added = self._fabric.call(lambda transport: transport.add_peer(name, region.metadata))
+            added.add_done_callback(partial(self._added, name, peer))
+        return peer
 
-    def _added(self, name: PeerName, added: asyncio.Future[None]) -> None:
+    def _added(self, name: PeerName, peer: _Peer, added: asyncio.Future[None]) -> None:
         error = None if added.cancelled() else added.exception()
         if error is not None:  # its writes fail with "unknown peer"
-            self._generation_by_peer.pop(name, None)
+            peer.generation = None
             _log.warning("the fabric does not take %s: %s", name, error)
 
-    def _ended(
-        self,
-        peer: PeerName,
-        num_blocks: int,
-        on_end: OnEnd,
-        written: asyncio.Future[WriteOutcome],
-        *,
-        is_telling: bool,
-    ) -> None:
+    def _ended(self, posted: _Posted, written: asyncio.Future[WriteOutcome]) -> None:
         if written.cancelled():
             return
         error = written.exception()
-        if error is None and written.result().state is WriteState.DONE:
-            outcome = written.result()
-            self.num_blocks += num_blocks
-            self.num_bytes += outcome.num_bytes
-            self._connected.add(peer)
-            if is_telling and outcome.num_bytes >= MEASURED_BYTES:
-                self._measure(outcome)
-            on_end(None)
-            return
-        self.num_failed += 1
-        self._connected.discard(peer)
-        self._generation_by_peer.pop(peer, None)  # the next ask gets a fresh connection
-        on_end(str(error) if error is not None else written.result().reason)
+        failure = self._failure_of(posted, written.result()) if error is None else str(error)
+        posted.peer.num_pending -= 1
+        if failure is not None:
+            self.num_failed += 1
+        self._remove_if_broken(posted)
+        posted.on_end(failure)
+
+    def _failure_of(self, posted: _Posted, outcome: WriteOutcome) -> str | None:
+        if outcome.state is not WriteState.DONE:
+            posted.peer.is_connected = False
+            posted.peer.is_broken = True
+            return outcome.reason
+        posted.peer.is_connected = not posted.peer.is_broken
+        self.num_blocks += posted.num_blocks
+        self.num_bytes += outcome.num_bytes
+        if posted.is_telling and outcome.num_bytes >= MEASURED_BYTES:
+            self._measure(outcome)
+        return None
+
+    def _remove_if_broken(self, posted: _Posted) -> None:
+        """Have the next write connect anew; a peer of an agent that was destroyed is gone."""
+        name, peer = posted.peer_name, posted.peer
+        if peer.is_broken and not peer.num_pending and self._peers.get(name) is peer:
+            del self._peers[name]
+            self._fabric.call(lambda transport: transport.remove_peer(name))
 
     def _measure(self, outcome: WriteOutcome) -> None:
         speed = outcome.num_bytes / max(outcome.seconds, 1e-9)

@@ -1,4 +1,4 @@
-"""prefill_pool.pusher: which writes tell routers how fast the fabric is."""
+"""prefill_pool.pusher: connections, and which writes tell routers how fast the fabric is."""
 
 from __future__ import annotations
 
@@ -22,15 +22,31 @@ pytestmark = pytest.mark.anyio
 BLOCK_BYTES = MEASURED_BYTES // 4
 
 
+class Connections:
+    """The calls of a transport that open and close connections."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def add_peer(self, name: str, metadata: bytes) -> None:
+        self.calls.append(("add", name))
+
+    def remove_peer(self, name: str) -> None:
+        self.calls.append(("remove", name))
+
+
 class ScriptedFabric:
-    """Every write ends at once, as `seconds` and `state` say."""
+    """Every write ends at once, as `seconds` and `state` say, or when a test ends it."""
 
     def __init__(self) -> None:
         self.seconds = 0.001
         self.state = WriteState.DONE
+        self.connections = Connections()
+        self.is_slow = False
+        self.pending: list[asyncio.Future[WriteOutcome]] = []
 
     def call(self, function: Callable[[Any], object]) -> asyncio.Future[None]:
-        return _done(None)
+        return _done(function(self.connections))
 
     async def renew(self, make: Callable[[], Any]) -> None:
         """Nothing to destroy."""
@@ -38,8 +54,14 @@ class ScriptedFabric:
     def write(
         self, remote: object, local: Sequence[Span], target: Sequence[Span], tag: bytes
     ) -> asyncio.Future[WriteOutcome]:
+        if self.is_slow:
+            self.pending.append(asyncio.get_running_loop().create_future())
+            return self.pending[-1]
         num_bytes = sum(span.num_bytes for span in local)
         return _done(WriteOutcome(self.state, "", 0.0, self.seconds, num_bytes, len(local)))
+
+    def end(self, write: int, state: WriteState) -> None:
+        self.pending[write].set_result(WriteOutcome(state, "", 0.0, self.seconds, 1, 1))
 
 
 def _done(result: Any) -> asyncio.Future[Any]:
@@ -56,6 +78,9 @@ class Writer:
         self.pusher = Pusher(cast("TransferThread", cast("object", self.fabric)), Boot("here"))
 
     async def push(self, num_blocks: int, peer: str = "decode-0") -> str | None:
+        return await self.post(num_blocks, peer)
+
+    def post(self, num_blocks: int, peer: str = "decode-0") -> asyncio.Future[str | None]:
         blocks = tuple(BlockId(i) for i in range(num_blocks))
         region = RegionDescriptor(
             worker_id=WorkerId(peer),
@@ -77,7 +102,7 @@ class Writer:
         )
         ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.pusher.push(ask, Push(0, 0, blocks, blocks), ended.set_result)
-        return await ended
+        return ended
 
 
 async def test_a_small_write_says_nothing_about_bandwidth() -> None:
@@ -115,3 +140,39 @@ async def test_after_a_failed_write_the_connection_is_a_new_one() -> None:
     await writer.push(8)
     assert writer.pusher.bytes_per_s is None
     assert writer.pusher.num_failed == 1
+
+
+async def test_a_connection_that_failed_is_closed_before_it_is_opened_anew() -> None:
+    writer = Writer()
+    peer = "decode-0@there"
+    await writer.push(1)
+    writer.fabric.state = WriteState.FAILED
+    await writer.push(1)
+    assert writer.fabric.connections.calls == [("add", peer), ("remove", peer)]
+    await writer.push(1, peer="decode-1")
+    await writer.push(1)
+    assert writer.fabric.connections.calls[-2:] == [("add", peer), ("remove", peer)]
+
+
+async def test_it_is_not_closed_under_other_writes_of_its() -> None:
+    """Removing a peer fails the writes to it that are under way, although their bytes land."""
+    writer = Writer()
+    writer.fabric.is_slow = True
+    first, second = writer.post(1), writer.post(1)
+    writer.fabric.end(0, WriteState.FAILED)
+    assert await first is not None
+    assert [what for what, _ in writer.fabric.connections.calls] == ["add"]
+    writer.fabric.end(1, WriteState.DONE)
+    assert await second is None
+    assert [what for what, _ in writer.fabric.connections.calls] == ["add", "remove"]
+
+
+async def test_a_write_of_a_destroyed_agent_closes_no_connection_of_the_next_one() -> None:
+    writer = Writer()
+    writer.fabric.is_slow = True
+    old = writer.post(1)
+    await writer.pusher.renew(lambda: cast("Any", None))
+    writer.post(1)
+    writer.fabric.end(0, WriteState.FAILED)
+    assert await old is not None
+    assert [what for what, _ in writer.fabric.connections.calls] == ["add", "add"]

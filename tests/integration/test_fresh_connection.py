@@ -1,0 +1,103 @@
+"""After a fabric error the pusher reaches its peer on a fresh connection: NIXL, two processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from core.clock import SystemClock
+from core.ids import Attempt, BlockId, Boot, HandoffId, RequestId, WorkerId
+from core.messages import BlockRun, PrefillAsk, RegionDescriptor
+from core.request import EngineRequest
+from core.sampling_params import SamplingParams
+from kv_transfer.handoff.prefill_messages import Push
+from kv_transfer.nixl_transport import NixlTransport
+from kv_transfer.region import HostRegion
+from kv_transfer.transfer_thread import TransferThread
+from kv_transfer.transport import PeerName
+from prefill_pool.pusher import Pusher
+from tests.fabric_agents import RemoteAgent
+
+BLOCK_BYTES = 1 << 20
+NUM_BLOCKS = 8
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["cma", "tcp"])
+def decode(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RemoteAgent]:
+    tls = {"cma": "cma,tcp", "tcp": "tcp"}[request.param]
+    agent = RemoteAgent("decode@1", num_bytes=BLOCK_BYTES * NUM_BLOCKS, env={"UCX_TLS": tls})
+    yield agent
+    agent.end()
+
+
+def ask_of(decode: RemoteAgent) -> PrefillAsk:
+    told = decode.introduce()
+    region = RegionDescriptor(
+        worker_id=WorkerId("decode"),
+        boot=Boot("1"),
+        generation=told.region.generation,
+        address=told.region.address,
+        num_bytes=told.region.num_bytes,
+        block_bytes=BLOCK_BYTES,
+        layout="",
+        metadata=told.metadata,
+    )
+    request = EngineRequest(RequestId("r"), (1,), SamplingParams())
+    handoff = HandoffId(RequestId("r"), Attempt(1, 1))
+    return PrefillAsk(handoff, request, 0, (BlockRun(BlockId(0), 1),), region, 60.0)
+
+
+async def push(pusher: Pusher, ask: PrefillAsk, block: int) -> str | None:
+    """Return why the write failed, None if it did not."""
+    ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    blocks = (BlockId(block),)
+    pusher.push(ask, Push(block, block, blocks, blocks), ended.set_result)
+    async with asyncio.timeout(10.0):
+        return await ended
+
+
+def cut_connections() -> int:
+    """Shut every TCP connection of this process; what a switch or a firewall does to it."""
+    num_cut = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            with socket.socket(fileno=os.dup(int(entry.name))) as connection:
+                if connection.family == socket.AF_INET and connection.type == socket.SOCK_STREAM:
+                    connection.getpeername()
+                    connection.shutdown(socket.SHUT_RDWR)
+                    num_cut += 1
+        except OSError:  # no socket, or one that listens
+            continue
+    return num_cut
+
+
+async def test_the_write_after_a_failed_one_arrives(decode: RemoteAgent) -> None:
+    region = HostRegion(BLOCK_BYTES * NUM_BLOCKS)
+    region.view()[:] = b"\x07" * region.num_bytes
+    thread = TransferThread(
+        NixlTransport(PeerName("prefill@1")),
+        loop=asyncio.get_running_loop(),
+        on_notification=lambda notification: None,
+        poll_s=0.0001,
+        clock=SystemClock(),
+    )
+    thread.start()
+    try:
+        await thread.call(lambda transport: transport.register(region))
+        pusher, ask = Pusher(thread, Boot("prefill")), ask_of(decode)
+        assert await push(pusher, ask, 0) is None
+        assert cut_connections() > 0
+        assert await push(pusher, ask, 1) is not None
+        assert await push(pusher, ask, 2) is None
+        assert decode.read(2 * BLOCK_BYTES, 4) == b"\x07" * 4
+    finally:
+        await thread.stop()
+        region.close()
