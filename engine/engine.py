@@ -69,68 +69,70 @@ class Engine:
         self._max_inflight = max_inflight
         self._in_flight: deque[tuple[Handle, StepPlan]] = deque()
         self._speeds = StepSpeeds()
-        # Whether a step could change anything: after one that could not, only a call can.
-        self._is_stirred = False
+        # After a step that could change nothing, only a call can.
+        self._may_progress = False
+        self._is_checked = True
 
     def add(self, request: EngineRequest, mode: Mode, *, handoff: HandoffId | None = None) -> None:
         """See `EngineApi.add`."""
-        self._is_stirred = True
+        self._note_change()
         self._scheduler.add(request, mode, handoff=handoff)
 
     def kv_arrived(
         self, handoff: HandoffId, first_tokens: Sequence[int], *, num_received: int
     ) -> None:
         """See `EngineApi.kv_arrived`."""
-        self._is_stirred = True
+        self._note_change()
         self._scheduler.kv_arrived(handoff, first_tokens, num_received=num_received)
 
     def retry(self, handoff: HandoffId, successor: HandoffId, request: EngineRequest) -> None:
         """See `EngineApi.retry`."""
-        self._is_stirred = True
+        self._note_change()
         self._scheduler.retry(handoff, successor, request)
 
     def compute_locally(self, handoff: HandoffId, request: EngineRequest) -> None:
         """See `EngineApi.compute_locally`."""
-        self._is_stirred = True
+        self._note_change()
         self._scheduler.compute_locally(handoff, request)
 
     def end_reservation(self, handoff: HandoffId, *, quarantine: bool) -> None:
         """See `EngineApi.end_reservation`."""
-        self._is_stirred = True
+        self._note_change()
         self._scheduler.end_reservation(handoff, quarantine=quarantine)
 
     def end_quarantine(self, handoff: HandoffId) -> int:
         """See `EngineApi.end_quarantine`."""
-        self._is_stirred = True
+        self._note_change()
         return self._scheduler.end_quarantine(handoff)
 
     def release(self, request_id: RequestId) -> None:
         """See `EngineApi.release`."""
-        self._is_stirred = True
+        self._note_change()
         self._scheduler.release(request_id)
 
     def abort(self, request_id: RequestId, sample_index: int | None = None) -> None:
         """See `EngineApi.abort`."""
-        self._is_stirred = True
+        self._note_change()
         self._scheduler.abort(request_id, sample_index)
 
     def step(self, tell: Callable[[list[Event]], object] | None = None) -> list[Event]:
         """See `EngineApi.step`; what is told and what is returned are in order."""
         plan = None
+        self._is_checked = False
         if len(self._in_flight) < self._max_inflight:
             plan = self._submit(tell)
         is_full = len(self._in_flight) >= self._max_inflight
         if self._in_flight and (is_full or plan is None):
             self._collect()
-            self._is_stirred = True
+            self._may_progress = True
         elif plan is None:
-            self._is_stirred = False
+            self._may_progress = False
         return self._scheduler.drain_events()
 
     def has_work(self) -> bool:
         """Whether `step` would do anything: a step is in flight, or something changed since the
         last one that could not go on."""
-        return bool(self._in_flight) or self._is_stirred
+        return bool(self._in_flight) or self._may_progress
 
     def stats(self) -> EngineStats:
         """Return the gauges and counters."""
@@ -140,15 +142,24 @@ class Engine:
             decode_step_s=self._speeds.decode_step_s,
         )
 
+    def needs_check(self) -> bool:
+        """Whether a step or a call changed anything since `check_invariants`; `stats` does not."""
+        return not self._is_checked
+
     def check_invariants(self) -> None:
-        """Assert the accounting's invariants."""
+        """Assert the accounting's invariants; takes time in proportion to the pool."""
         self._scheduler.check_invariants()
+        self._is_checked = True
 
     def close(self) -> None:
         """Wait for steps in flight, then free the executor."""
         while self._in_flight:
             self._collect()
         self._executor.close()
+
+    def _note_change(self) -> None:
+        self._may_progress = True
+        self._is_checked = False
 
     def _submit(self, tell: Callable[[list[Event]], object] | None) -> StepPlan | None:
         plan = self._scheduler.schedule()

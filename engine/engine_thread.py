@@ -3,8 +3,10 @@
     loop:    call(fn) --> inbox             on_events(events), futures resolve
     thread:         wait while idle -> run the inbox -> step -> tell the loop --'
 
-It sleeps on a condition while there is nothing to do. Everything reaches the loop in the order in
-which it happened: the events of a step before the results of calls that ran after it.
+It sleeps on a condition while there is nothing to do. Once it has been idle for a while, it checks
+the engine's invariants; it does so again only after something has changed, so an idle worker whose
+gauges are read twice a second does nothing else. Everything reaches the loop in the order in which
+it happened: the events of a step before the results of calls that ran after it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from core.clock import Clock, SystemClock
 from core.errors import DovetailError
 from engine.engine import Engine
 from engine.events import Event
@@ -73,8 +76,9 @@ class EngineThread:
         on_events: called on the loop with the events of a step, when there are any.
         on_failure: called on the loop, once, with what a step or a posted function raised; the
             engine is not run any further. None: the loop's exception handler.
-        name: the thread's.
-        idle_check_s: how long it is idle before the engine's invariants are checked, once.
+        idle_check_s: seconds without a step before the engine's invariants are checked, once for
+            all that changed; calls that only read do not count.
+        clock: measures these seconds; the machine's by default.
     """
 
     def __init__(
@@ -84,20 +88,22 @@ class EngineThread:
         loop: asyncio.AbstractEventLoop,
         on_events: Callable[[list[Event]], None],
         on_failure: Callable[[BaseException], None] | None = None,
-        name: str = "engine",
         idle_check_s: float = 0.5,
+        clock: Clock | None = None,
     ) -> None:
         self._engine = engine
         self._loop = loop
         self._on_events = on_events
         self._on_failure = on_failure or self._raise_on_loop
         self._idle_check_s = idle_check_s
+        self._clock = clock or SystemClock()
+        self._last_step_at = self._clock.now()
         self._changed = threading.Condition()
         self._inbox: deque[_Job[Any]] = deque()
         self._is_stopping = False
         self._is_over = False
         self._over = loop.create_future()
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -155,6 +161,7 @@ class EngineThread:
                         self._tell(answer)
                 if self._engine.has_work():
                     events = self._engine.step(self._tell_events)
+                    self._last_step_at = self._clock.now()
                     if events:
                         self._tell_events(events)
         finally:
@@ -163,13 +170,19 @@ class EngineThread:
     def _wait_for_work(self) -> bool:
         """Sleep while there is nothing to do; returns False when it is time to end."""
         with self._changed:
-            if not self._is_busy():
-                self._changed.wait_for(self._is_busy, timeout=self._idle_check_s)
+            self._changed.wait_for(self._is_busy, timeout=self._until_check_s())
         if not self._is_busy():
             self._engine.check_invariants()
             with self._changed:
                 self._changed.wait_for(self._is_busy)
         return not self._is_stopping or bool(self._inbox)
+
+    def _until_check_s(self) -> float | None:
+        """Return the seconds until the invariants are to be checked if it stays idle; None: they
+        were checked since the last change."""
+        if not self._engine.needs_check():
+            return None
+        return max(0.0, self._last_step_at + self._idle_check_s - self._clock.now())
 
     def _is_busy(self) -> bool:
         return bool(self._inbox) or self._is_stopping or self._engine.has_work()

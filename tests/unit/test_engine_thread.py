@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from core.clock import Clock, ManualClock
 from core.ids import RequestId
 from engine.engine_thread import EngineStopped, EngineThread
 from engine.events import Admitted, Event, Generated, Mode, Reserved
@@ -35,14 +36,16 @@ class Told:
         self.is_finished.set()
 
 
-def thread_of(replica: Replica, told: Told, *, idle_check_s: float = 0.5) -> EngineThread:
+def thread_of(
+    replica: Replica, told: Told, *, idle_check_s: float = 0.5, clock: Clock | None = None
+) -> EngineThread:
     thread = EngineThread(
         replica.engine,
         loop=asyncio.get_running_loop(),
         on_events=told.on_events,
         on_failure=told.on_failure,
-        name="engine-test",
         idle_check_s=idle_check_s,
+        clock=clock,
     )
     thread.start()
     return thread
@@ -64,7 +67,7 @@ async def test_a_request_runs_and_events_come_before_later_results() -> None:
     replica.events = told.events
     replica.assert_all_right()
     name = await thread.call(lambda engine: threading.current_thread().name)
-    assert name == "engine-test"
+    assert name == "engine"
     await thread.stop()
 
 
@@ -88,9 +91,7 @@ async def test_a_peer_is_asked_before_the_step_that_runs_beside_it(
         return submit(plan)
 
     monkeypatch.setattr(replica.executor, "submit", submit_once_asked)
-    thread = EngineThread(
-        replica.engine, loop=asyncio.get_running_loop(), on_events=on_events, name="engine-test"
-    )
+    thread = EngineThread(replica.engine, loop=asyncio.get_running_loop(), on_events=on_events)
     local, received = request_of("a", LONG, max_tokens=2), request_of("b", LONG[:-1], max_tokens=2)
     thread.post(lambda engine: engine.add(local, Mode.LOCAL))
     thread.post(lambda engine: engine.add(received, Mode.RECEIVE, handoff=handoff_of("b")))
@@ -109,11 +110,12 @@ async def test_it_sleeps_while_idle_and_checks_invariants_once(
     replica, told = Replica(), Told()
     loop, is_checked = asyncio.get_running_loop(), asyncio.Event()
     num_checks = num_looks = 0
-    has_work = replica.engine.has_work
+    has_work, check_invariants = replica.engine.has_work, replica.engine.check_invariants
 
     def check() -> None:
         nonlocal num_checks
         num_checks += 1
+        check_invariants()
         loop.call_soon_threadsafe(is_checked.set)
 
     def look() -> bool:
@@ -124,12 +126,54 @@ async def test_it_sleeps_while_idle_and_checks_invariants_once(
     monkeypatch.setattr(replica.engine, "check_invariants", check)
     monkeypatch.setattr(replica.engine, "has_work", look)
     thread = thread_of(replica, told, idle_check_s=0.01)
+    await thread.call(lambda engine: engine.add(request_of("a", LONG, max_tokens=1), Mode.LOCAL))
     await is_checked.wait()
     before, cpu = num_looks, time.process_time()
     await asyncio.sleep(0.2)  # nothing to await: what is shown is that nothing happens
     assert num_looks - before <= 1
     assert time.process_time() - cpu < 0.1
     assert num_checks == 1
+    await thread.stop()
+
+
+@pytest.mark.anyio
+async def test_reading_gauges_neither_repeats_the_idle_check_nor_defers_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica, told, clock = Replica(), Told(), ManualClock()
+    loop, is_checked = asyncio.get_running_loop(), asyncio.Event()
+    check_invariants, checked_at = replica.engine.check_invariants, list[float]()
+
+    def check() -> None:
+        checked_at.append(clock.now())
+        check_invariants()
+        loop.call_soon_threadsafe(is_checked.set)
+
+    monkeypatch.setattr(replica.engine, "check_invariants", check)
+    thread = thread_of(replica, told, idle_check_s=60.0, clock=clock)
+
+    async def read_twice_a_second(seconds: int) -> None:
+        for _ in range(2 * seconds):
+            await thread.call(lambda engine: engine.stats())
+            clock.advance(0.5)
+
+    await read_twice_a_second(70)
+    assert not checked_at  # nothing has happened yet
+    await thread.call(lambda engine: engine.add(request_of("a", LONG, max_tokens=1), Mode.LOCAL))
+    while await thread.call(lambda engine: engine.has_work()):
+        pass
+    await read_twice_a_second(70)
+    await is_checked.wait()
+    await read_twice_a_second(70)
+    assert len(checked_at) == 1
+    assert checked_at[0] >= 70.0 + 60.0
+    is_checked.clear()
+    await thread.call(lambda engine: engine.abort(RequestId("nobody")))
+    while await thread.call(lambda engine: engine.has_work()):
+        pass
+    await read_twice_a_second(70)
+    await is_checked.wait()
+    assert len(checked_at) == 2
     await thread.stop()
 
 
@@ -196,7 +240,7 @@ async def test_stopping_runs_what_was_called_and_closes_the_engine() -> None:
     last = thread.call(lambda engine: engine.stats().num_waiting)
     await thread.stop()
     assert await last in (0, 1)
-    assert not [t for t in threading.enumerate() if t.name == "engine-test"]
+    assert not [t for t in threading.enumerate() if t.name == "engine"]
     assert not replica.engine._in_flight
     await EngineThread(
         replica.engine, loop=asyncio.get_running_loop(), on_events=told.on_events
