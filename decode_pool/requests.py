@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ from core.messages import (
     RequestFailed,
     RequestRefused,
     StartRequest,
+    WorkerLoad,
 )
 from core.request import TokenUpdate
 from core.worker_record import Role, WorkerRecord
@@ -46,6 +48,7 @@ from decode_pool.receiving import OnAnswer, Owner, Receiving
 from decode_pool.stats import DecodeStats
 from decode_pool.token_outbox import TokenOutbox
 from engine.events import Admitted, Event, Generated, Mode, Preempted, Reserved
+from engine.load import load_of
 from kv_transfer.handoff import decode_messages as d
 from kv_transfer.handoff.decode_side import DecodeSide, Phase, Terms
 
@@ -149,7 +152,7 @@ class Requests:
             if self._live.get(live.request_id) is live:
                 reason = "too_long" if error.status == 400 else "overloaded"
                 self._forget(live)
-                self._refuse(live.stream, live.start, reason, error.message)
+                self._refuse_with_load(live, reason, error.message)
 
     def engine_says(self, event: Event) -> None:
         """Take one event of a step; those of requests that ended meanwhile change nothing."""
@@ -336,6 +339,12 @@ class Requests:
         request_id = message.request.request_id
         self._outbox.send(stream, RequestRefused(request_id, message.dispatch, reason, text))
 
+    def _refuse_with_load(self, live: LiveRequest, reason: str, text: str) -> None:
+        """The router should believe at once that this worker is full, not with a heartbeat."""
+        refused = RequestRefused(live.request_id, live.start.dispatch, reason, text)
+        loaded = self._engine.call(lambda engine: load_of(engine.stats()))
+        loaded.add_done_callback(partial(_send_refused, live.stream, refused))
+
     def _end(self, live: LiveRequest) -> None:
         """End it everywhere, and say nothing."""
         self.receiving.advance(live, d.Aborted())
@@ -348,3 +357,10 @@ class Requests:
             self._handing_off.pop(live.request_id, None)
         self._by_engine_id.pop(live.engine_id, None)
         self._resumed(live)
+
+
+def _send_refused(
+    stream: Stream[Any], refused: RequestRefused, loaded: asyncio.Future[WorkerLoad]
+) -> None:
+    is_known = not loaded.cancelled() and loaded.exception() is None
+    stream.send(replace(refused, load=loaded.result()) if is_known else refused)

@@ -26,4 +26,5 @@ def load_of(stats: EngineStats, *, transfer_bytes_per_s: float | None = None) ->
         prefill_tokens_per_s=stats.prefill_tokens_per_s,
         decode_step_s=stats.decode_step_s,
         transfer_bytes_per_s=transfer_bytes_per_s,
+        preemptions=stats.preemptions,
     )

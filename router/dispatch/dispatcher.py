@@ -261,6 +261,8 @@ class RouterDispatcher:
             case PathReport():
                 self._take_report(message)
             case RequestRefused():
+                if message.load is not None:
+                    self._take_load(link, message.load)
                 live = self._live.get(message.request_id)
                 if live is not None:
                     now = self._clock.now()
@@ -333,8 +335,7 @@ class RouterDispatcher:
 
     def _take_load(self, link: WorkerLink, load: WorkerLoad) -> None:
         now = self._clock.now()
-        link.load = load
-        link.pending.load_came(now)
+        link.take_load(load, now)
         if load.num_running or load.num_waiting or load.num_receiving or not link.requests:
             link.idle_since = None
             return

@@ -32,6 +32,7 @@ def worker_status(link: WorkerLink) -> dict[str, object]:
             "waiting": load.num_waiting,
             "receiving": load.num_receiving,
             "waiting_prompt_tokens": load.waiting_prompt_tokens,
+            "preemptions": load.preemptions,
         },
         "requests_of_this_router": len(link.requests),
         "requests_on_their_way": len(link.pending),

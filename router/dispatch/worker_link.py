@@ -23,6 +23,7 @@ from core.ids import RequestId
 from core.messages import RouterToWorker, WorkerLoad, WorkerToRouter
 from core.worker_record import Hello, WorkerRecord
 from router.dispatch.pending_work import PendingWork
+from router.dispatch.recent_preemptions import RecentPreemptions
 from router.policy.views import Dice, WorkerView
 
 FIRST_WAIT_S = 0.05
@@ -98,6 +99,7 @@ class WorkerLink:
         self.is_registered = True
         self.load = WorkerLoad()
         self.pending = PendingWork()
+        self.preemptions = RecentPreemptions()
         self.requests: set[RequestId] = set()
         self.idle_since: float | None = None
         self.is_suspect = False
@@ -139,7 +141,14 @@ class WorkerLink:
             pending_requests=len(self.pending),
             pending_tokens=self.pending.num_tokens,
             is_suspect=self.is_suspect,
+            recent_preemptions=self.preemptions.count,
         )
+
+    def take_load(self, load: WorkerLoad, now: float) -> None:
+        """Believe what the worker says of itself now."""
+        self.load = load
+        self.pending.load_came(now)
+        self.preemptions.told(load.preemptions, now)
 
     def send(self, message: RouterToWorker) -> None:
         """Send, or drop where the stream is gone: its requests were told so already."""
@@ -193,6 +202,7 @@ class WorkerLink:
         self.idle_since = None
         self.load = WorkerLoad()
         self.pending.clear()
+        self.preemptions = RecentPreemptions()
         self._closed.set()
         self._owner.link_lost(self, reason)
 

@@ -86,10 +86,11 @@ class Policy:
         computing = option.prefill or option.worker
         calibration = self.calibration
         ttft_factor = calibration.ttft(is_handoff=option.reason.is_handoff).value
+        candidates = self._candidates(inputs, option, prefills)
         return Decision(
             worker_id=option.worker.worker_id,
-            candidates=self._candidates(inputs, option, prefills),
-            allow_local=self._allow_local(option.reason),
+            candidates=candidates,
+            allow_local=self._allow_local(option.reason, has_candidates=bool(candidates)),
             reason=option.reason,
             predicted_ttft_s=option.ttft_s * ttft_factor,
             predicted_tpot_s=option.tpot_s * calibration.tpot.value,
@@ -100,8 +101,10 @@ class Policy:
             ),
         )
 
-    def _allow_local(self, reason: Reason) -> bool:
-        if reason in _ALONE_WITHOUT_CANDIDATES:
+    def _allow_local(self, reason: Reason, *, has_candidates: bool) -> bool:
+        """A full hit with nobody to ask is computed in strict mode too: that moves no prefill to
+        decode, and refusing would keep a request waiting that needs no prefill worker."""
+        if reason in _ALONE_WITHOUT_CANDIDATES or not has_candidates:
             return True
         return reason is not Reason.ALWAYS and not self.settings.is_strict
 

@@ -16,6 +16,9 @@ import msgspec
 from core.messages import WorkerLoad
 from router.policy.views import PolicySettings, RequestView, WorkerView
 
+_FEW_PREEMPTIONS = 0.1
+"""Below, the last one is so long ago that it says nothing about the blocks that are free now."""
+
 
 class Speeds(msgspec.Struct, frozen=True):
     """Stand-ins until a worker has measured itself: a small model on two CPU cores.
@@ -172,14 +175,19 @@ def _admission_s(
     speeds: Speeds,
 ) -> float:
     """One step where blocks are free; else as long as the requests ahead take to be served, at the
-    rate at which running sequences finish (one in `expected_output_tokens` steps each)."""
+    rate at which running sequences finish (one in `expected_output_tokens` steps each).
+
+    Where sequences lose their blocks, free ones are no room: they were just taken from somebody,
+    who comes again before this request.
+    """
     load = worker.load
     step_s = load.decode_step_s or speeds.decode_step_s
     evictable = load.blocks_free + load.blocks_cached
     pending_blocks = worker.pending_requests * num_prompt_blocks(request, worker.block_size)
     fits = load.blocks_total == 0 or missing_blocks + pending_blocks <= evictable
-    if fits and load.num_waiting == 0:
+    preempted = worker.recent_preemptions
+    if fits and load.num_waiting == 0 and preempted < _FEW_PREEMPTIONS:
         return step_s
-    ahead = load.num_waiting + worker.pending_requests + 1
+    ahead = load.num_waiting + worker.pending_requests + preempted + 1
     finish_every_s = settings.expected_output_tokens * step_s / max(1, load.num_running)
     return step_s + ahead * finish_every_s

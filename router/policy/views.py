@@ -33,6 +33,7 @@ class WorkerView(msgspec.Struct, frozen=True):
         pending_requests, pending_tokens: requests, and their uncached prompt tokens, sent to it
             that its `load` cannot show yet.
         is_suspect: heartbeats are missing.
+        recent_preemptions: sequences that lost their blocks there, less with time.
     """
 
     worker_id: WorkerId
@@ -47,6 +48,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     pending_requests: int = 0
     pending_tokens: int = 0
     is_suspect: bool = False
+    recent_preemptions: float = 0.0
 
 
 class RequestView(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from core.ids import Boot, RequestId, WorkerId
 from core.lifetime import Stamp
 from core.messages import (
     AbortRequest,
+    RequestRefused,
     WorkerLoad,
 )
 from core.request import FinishReason
@@ -267,3 +268,19 @@ async def test_the_dispatcher_is_what_its_neighbours_expect(cluster: Cluster) ->
     assert api.num_requests() == 0
     ledger.on_gone(WorkerId("unknown"))
     changes(WorkerSuspect(WorkerId("unknown"), Boot("")))
+
+
+async def test_the_load_in_a_refusal_and_preemptions_in_heartbeats_are_believed(
+    cluster: Cluster,
+) -> None:
+    worker = await cluster.add("d0", Role.DECODE)
+    stream = cluster.start("r", max_tokens=1)
+    await cluster.until(lambda: bool(worker.started))
+    full = WorkerLoad(num_waiting=256, preemptions=3)
+    worker.say(RequestRefused(RequestId("r"), 1, "overloaded", "full", full))
+    await cluster.until(lambda: len(worker.started) == 2)
+    (status,) = cluster.status()
+    assert status["queues"]["waiting"] == 256
+    assert status["queues"]["preemptions"] == 3
+    worker.step()
+    assert await read(stream) == [expected(1)]

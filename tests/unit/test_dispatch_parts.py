@@ -12,6 +12,7 @@ from core.lifetime import Lifetime, RequestTrace
 from core.request import TokenUpdate
 from router.dispatch.failure import Trouble, error_of
 from router.dispatch.pending_work import SURELY_ARRIVED_S, PendingWork
+from router.dispatch.recent_preemptions import HALF_LIFE_S, RecentPreemptions
 from router.dispatch.recent_requests import RecentRequests
 from router.dispatch.timers import Timers
 from router.dispatch.token_stream import RequestStream
@@ -155,3 +156,15 @@ def test_recent_requests_forget_the_oldest() -> None:
         recent.remember(RequestId(str(number)))
     assert first not in recent
     assert RequestId("0") in recent
+
+
+def test_preemptions_count_from_the_first_load_and_fade() -> None:
+    recent = RecentPreemptions()
+    recent.told(7, 0.0)  # all before this router came
+    assert recent.count == 0.0
+    recent.told(9, 0.5)
+    assert recent.count == 2.0
+    recent.told(9, 0.5 + HALF_LIFE_S)
+    assert recent.count == pytest.approx(1.0)
+    recent.told(10, 0.5 + 2 * HALF_LIFE_S)
+    assert recent.count == pytest.approx(1.5)

@@ -244,3 +244,18 @@ def test_nobody_and_everybody_avoided_are_told_apart() -> None:
     avoid = frozenset({WorkerId("d0")})
     assert decide(LONG, prefill(0), decode(0), avoid=avoid) == Refusal(RefusalReason.AVOIDED)
     assert decision(LONG, prefill(0), decode(0), decode(1), avoid=avoid).worker_id == "d1"
+
+
+def test_a_full_hit_with_nobody_to_ask_is_computed_in_strict_mode_too() -> None:
+    alone = decision(LONG, decode(0), policy=STRICT, hits={"d0": 62})
+    assert (alone.reason, alone.candidates, alone.allow_local) == (Reason.LOCAL_HIT, (), True)
+    asked = decision(LONG, decode(0), prefill(0), policy=STRICT, hits={"d0": 62})
+    assert (asked.reason, names(asked), asked.allow_local) == (Reason.LOCAL_HIT, ["p0"], False)
+
+
+def test_a_worker_that_preempts_repels_although_it_shows_free_blocks() -> None:
+    load = WorkerLoad(num_running=4, blocks_total=1000, blocks_free=900)
+    preempting = decode(0, load=load, recent_preemptions=1.0)
+    calm = decode(1, load=load)
+    for seed in range(10):
+        assert decision(LONG, prefill(0), preempting, calm, seed=seed).worker_id == "d1"

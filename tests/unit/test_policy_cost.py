@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from core.ids import Boot, WorkerId
@@ -144,3 +145,17 @@ def test_calibration_keeps_handoffs_and_local_prompts_apart() -> None:
     calibration.ttft(is_handoff=True).observe(1.0, 3.0)
     assert calibration.ttft(is_handoff=True).value > 1.0
     assert calibration.ttft(is_handoff=False).value == 1.0
+
+
+def test_preemptions_are_charged_as_requests_that_come_first() -> None:
+    request = RequestView(160, 1)
+    load = WorkerLoad(num_running=4, blocks_total=100, blocks_free=90, decode_step_s=0.01)
+
+    def admission_s(preemptions: float) -> float:
+        view = msgspec.structs.replace(worker(load), recent_preemptions=preemptions)
+        return decode_terms(request, view, 0, SETTINGS, SPEEDS).admission_s
+
+    assert admission_s(0.0) == 0.01
+    assert admission_s(0.05) == 0.01  # long ago
+    # One finishes every 100 steps / 4 sequences; 2 and this one are to be served.
+    assert admission_s(2.0) == pytest.approx(0.01 + 3 * 100 * 0.01 / 4)
