@@ -69,33 +69,6 @@ class PathReport(msgspec.Struct, frozen=True):
     trace: RequestTrace
 
 
-class RequestRefused(msgspec.Struct, frozen=True):
-    """Worker to router: nothing was started. Try elsewhere, or later.
-
-    Attributes:
-        reason: "overloaded", "wrong_role", "draining", "too_long" (never retriable),
-            "no_prefill_worker".
-    """
-
-    request_id: RequestId
-    dispatch: int
-    reason: str
-    message: str
-
-
-class RequestFailed(msgspec.Struct, frozen=True):
-    """Worker to router: it ended without finishing.
-
-    Attributes:
-        retriable: whether another worker may go on from the tokens so far.
-    """
-
-    request_id: RequestId
-    dispatch: int
-    message: str
-    retriable: bool
-
-
 class WorkerLoad(msgspec.Struct, frozen=True):
     """What a worker tells on its streams with each heartbeat; the router's policy reads it.
 
@@ -105,6 +78,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
         waiting_prompt_tokens: uncomputed prompt tokens of waiting and running requests.
         prefill_tokens_per_s, decode_step_s: smoothed measurements, None until measured.
         transfer_bytes_per_s: of outbound pushes, None until measured.
+        preemptions: since boot; sequences that lost their blocks here and are computed again.
     """
 
     num_running: int = 0
@@ -120,6 +94,37 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     prefill_tokens_per_s: float | None = None
     decode_step_s: float | None = None
     transfer_bytes_per_s: float | None = None
+    preemptions: int = 0
+
+
+class RequestRefused(msgspec.Struct, frozen=True):
+    """Worker to router: nothing was started. Try elsewhere, or later.
+
+    Attributes:
+        reason: "overloaded", "wrong_role", "draining", "too_long" (never retriable),
+            "no_prefill_worker".
+        load: of this moment, where the engine was asked and had no room; the router need not wait
+            for a heartbeat to believe it.
+    """
+
+    request_id: RequestId
+    dispatch: int
+    reason: str
+    message: str
+    load: WorkerLoad | None = None
+
+
+class RequestFailed(msgspec.Struct, frozen=True):
+    """Worker to router: it ended without finishing.
+
+    Attributes:
+        retriable: whether another worker may go on from the tokens so far.
+    """
+
+    request_id: RequestId
+    dispatch: int
+    message: str
+    retriable: bool
 
 
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):

@@ -23,6 +23,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         presence_penalty: over output tokens, OpenAI's definition.
         frequency_penalty: over output tokens, OpenAI's definition.
         logit_bias: (token id, bias) pairs, added before the filters.
+        bad_words: token sequences that are never completed: the last token of one is masked where
+            the generated tokens end with those before it.
         stop_token_ids: end generation like EOS, also when `ignore_eos` is set.
         eos_token_ids: the model's, resolved by the router.
         ignore_eos: EOS ends nothing.
@@ -47,6 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     seed: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     def ending_token_ids(self) -> frozenset[int]:
         """Return the ids that end a sample: stop tokens, and EOS unless ignored."""

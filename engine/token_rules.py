@@ -1,4 +1,5 @@
-"""When a sample ends, by its token ids alone; stop strings belong to the router."""
+"""When a sample ends and what may not follow, by its token ids alone; stop strings belong to the
+router."""
 
 from __future__ import annotations
 
@@ -42,3 +43,16 @@ def accept(
         if reason is not None:
             return count, reason
     return len(token_ids), None
+
+
+def completing_ids(bad_words: Sequence[Sequence[int]], generated: Sequence[int]) -> frozenset[int]:
+    """Return the ids that would complete a bad word after these generated tokens.
+
+    A word of one token is always about to be completed; the prompt never begins one (vLLM's rule).
+    """
+    return frozenset(
+        word[-1]
+        for word in bad_words
+        if len(word) <= len(generated) + 1
+        and tuple(generated[len(generated) + 1 - len(word) :]) == tuple(word[:-1])
+    )

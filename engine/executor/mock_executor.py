@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +38,7 @@ from engine.executor.mock_tokens import (
     marks_of,
     next_token,
 )
+from engine.token_rules import completing_ids
 
 
 class MockDevice(msgspec.Struct, frozen=True):
@@ -174,7 +175,7 @@ class MockExecutor:
         num_known = end - len(work.drafts)
         assert num_known == len(slot.token_ids)
         if work.num_samples > 1:
-            drawn = [self._draw(slot, num_known, i, mask) for i in range(work.num_samples)]
+            drawn = [self._draw(slot, (), i, mask) for i in range(work.num_samples)]
             return self._result(work, slot, drawn)
         accepted = self._verify(slot, work, mask)
         slot.token_ids.extend(accepted)
@@ -183,23 +184,27 @@ class MockExecutor:
 
     def _verify(self, slot: _Slot, work: SlotWork, mask: Any) -> list[int]:
         """Sample after each draft as long as the drafts before it equal what was sampled."""
-        num_known = len(slot.token_ids)
         accepted: list[int] = []
         for draft in (*work.drafts, None):
-            token_id = self._draw(slot, num_known + len(accepted), slot.sample_index, mask)
+            token_id = self._draw(slot, accepted, slot.sample_index, mask)
             accepted.append(token_id)
             if token_id != draft:
                 break
         accept = self._device.accept
         return accepted if accept is None else accepted[: accept(len(accepted))]
 
-    def _draw(self, slot: _Slot, num_tokens: int, sample_index: int, mask: Any) -> int:
+    def _draw(self, slot: _Slot, accepted: Sequence[int], sample_index: int, mask: Any) -> int:
+        """Return a token after the slot's known ones and those that this step accepted."""
+        num_tokens = len(slot.token_ids) + len(accepted)
         marks = self._pool.read(slot.tables[0], num_tokens)
         excluded = excluded_tokens(
             slot.sampling,
             num_tokens - slot.num_prompt,
             natural_stops=self._device.natural_stops,
         )
+        if slot.sampling.bad_words:
+            generated = [*slot.token_ids[slot.num_prompt :], *accepted]
+            excluded |= completing_ids(slot.sampling.bad_words, generated)
         if mask is not None:
             excluded |= frozenset(np.flatnonzero(~np.asarray(mask, dtype=bool)).tolist())
         return next_token(

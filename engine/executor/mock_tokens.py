@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from core.request import TokenLogprobs
 from core.sampling_params import SamplingParams
-from engine.token_rules import end_of
+from engine.token_rules import completing_ids, end_of
 
 _MASK = (1 << 64) - 1
 FORCING_BIAS = 100.0
@@ -112,6 +112,7 @@ def expected_tokens(
     digest = digest_of(marks_of([*prompt, *generated], 0))
     while end_of(generated, sampling) is None:
         excluded = excluded_tokens(sampling, len(generated), natural_stops=natural_stops)
+        excluded |= completing_ids(sampling.bad_words, generated)
         token_id = next_token(
             digest,
             num_tokens,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from core.sampling_params import SamplingParams
-from router.api.fields import FieldReader, refuse, refuse_unsupported
+from router.api.fields import FieldReader, refuse
 
 MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 64
@@ -73,7 +73,7 @@ class GenerationParams(msgspec.Struct, frozen=True):
             Its `n` is the number of samples to generate, its seed is drawn where none was given.
         n: choices to return; fewer than `sampling.n` with `best_of`.
         max_tokens: as given, None where it was not.
-        bad_words: words whose tokens are to be banned.
+        bad_words: texts that are not to be generated; their tokens are not known yet.
         logprobs: alternatives to return; None: no logprobs at all.
         ignored: unknown fields, by name.
     """
@@ -228,22 +228,3 @@ def _read_cache_salt(reader: FieldReader) -> str:
     if salt == "":
         refuse("cache_salt", salt, "a string that is not empty")
     return salt or ""
-
-
-def ban_words(sampling: SamplingParams, ids_by_word: Mapping[str, Sequence[int]]) -> SamplingParams:
-    """Ban words of one token each, by the strongest bias there is.
-
-    Args:
-        ids_by_word: token ids of each word as it would be generated.
-
-    Raises:
-        RequestError: 400; a word takes several tokens, and only their sequence would be bad.
-    """
-    banned: set[int] = set()
-    for word, token_ids in ids_by_word.items():
-        if len(token_ids) != 1:
-            refuse_unsupported("bad_words", [word])
-        banned.update(token_ids)
-    kept = tuple(pair for pair in sampling.logit_bias if pair[0] not in banned)
-    bans = tuple((token_id, -float(_MAX_BIAS)) for token_id in sorted(banned))
-    return msgspec.structs.replace(sampling, logit_bias=kept + bans)

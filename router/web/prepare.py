@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from core.lifetime import Lifetime
 from core.request import EngineRequest
 from router.api.answers import CHAT, COMPLETION, Shape
 from router.api.context import COMPLETION_MAX_TOKENS, fit_to_context, truncate_prompt
-from router.api.generation_params import GenerationParams, ban_words
+from router.api.generation_params import GenerationParams
 from router.api.requests import ChatRequest, CompletionRequest, Prompt
 from router.dispatch.interface import Disaggregate, GenerateRequest, ServedModel
 from router.web.context import ApiContext
@@ -105,8 +105,9 @@ async def prepare(
     params = request.params
     check_model(params.model, model)
     if params.bad_words:
-        banned = ban_words(params.sampling, _bad_word_ids(context, params.bad_words))
-        params = msgspec.structs.replace(params, sampling=banned)
+        bad_words = _bad_word_ids(context, params.bad_words)
+        sampling = msgspec.structs.replace(params.sampling, bad_words=bad_words)
+        params = msgspec.structs.replace(params, sampling=sampling)
     is_chat = isinstance(request, ChatRequest)
     default_max = None if is_chat else COMPLETION_MAX_TOKENS
     limit = model.max_model_len
@@ -134,15 +135,21 @@ async def prepare(
     return Prepared(shape, params, model, requests, tuple(lifetimes), wishes)
 
 
-def _bad_word_ids(context: ApiContext, words: Sequence[str]) -> Mapping[str, Sequence[int]]:
-    """Each word as it stands at the beginning, and after a space where that is another token (as
-    vLLM bans them)."""
-    ids_by_word: dict[str, Sequence[int]] = {}
+def _bad_word_ids(context: ApiContext, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return each word's tokens as it stands at the beginning and, where they begin otherwise,
+    after a space.
+
+    vLLM takes the second only where it has as many tokens as the first, so that a word that is one
+    token after a space and several without is generated there; here it is not.
+    """
+    found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip()
-        ids = context.text.encode(bare, add_special_tokens=False)
-        ids_by_word[bare] = ids
-        spaced = context.text.encode(" " + bare, add_special_tokens=False)
-        if len(spaced) == len(ids) and spaced[0] != ids[0]:
-            ids_by_word[" " + bare] = spaced
-    return ids_by_word
+        ids = tuple(context.text.encode(bare, add_special_tokens=False))
+        spaced = tuple(context.text.encode(" " + bare, add_special_tokens=False))
+        if not ids:
+            continue  # an empty word is never completed
+        found[ids] = None
+        if spaced[0] != ids[0]:
+            found[spaced] = None
+    return tuple(found)

@@ -197,7 +197,7 @@ async def test_what_the_worker_gets() -> None:
             "max_completion_tokens": 4,
             "priority": 2,
             "cache_salt": "s",
-            "bad_words": ["the"],
+            "bad_words": ["the", "  ", "  the", "xylophone quartz"],
         }
         assert (await client.post("/v1/completions", json=body)).status_code == 200
     started = dispatcher.started[0]
@@ -205,8 +205,11 @@ async def test_what_the_worker_gets() -> None:
     assert started.request.priority == 2
     assert started.request.namespace != b""
     assert started.timeout_s == 600.0
-    banned = {TEXT.encode("the")[0], TEXT.encode(" the")[0]}
-    assert dict(started.request.sampling.logit_bias) == dict.fromkeys(banned, -100.0)
+    words = ("the", " the", "xylophone quartz", " xylophone quartz")
+    bad_words = started.request.sampling.bad_words
+    assert bad_words == tuple(tuple(TEXT.encode(word)) for word in words)
+    assert [len(word) > 1 for word in bad_words] == [False, False, True, True]
+    assert started.request.sampling.logit_bias == ()
 
 
 async def test_models_and_health() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from core.errors import RequestError
 from router.api.fields import parse_body, shown
-from router.api.generation_params import Vocabulary, ban_words
+from router.api.generation_params import Vocabulary
 from router.api.requests import (
     MAX_PROMPTS,
     ChatRequest,
@@ -326,15 +326,6 @@ def test_best_of_generates_more_and_needs_logprobs() -> None:
     assert (params.n, params.sampling.n) == (2, 4)
     assert params.sampling.logprobs == 0
     assert params.logprobs is None
-
-
-def test_bad_words_become_bans() -> None:
-    sampling = chat(logit_bias={"5": 3, "6": 1}).params.sampling
-    banned = ban_words(sampling, {"a": [5], " a": [8]})
-    assert dict(banned.logit_bias) == {6: 1.0, 5: -100.0, 8: -100.0}
-    with pytest.raises(RequestError, match="bad_words") as caught:
-        ban_words(sampling, {"ab": [5, 6]})
-    assert caught.value.code == "unsupported_parameter"
 
 
 @pytest.mark.parametrize(

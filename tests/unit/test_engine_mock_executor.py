@@ -126,6 +126,21 @@ def test_bias_forces_and_bans_and_masks_allow() -> None:
     assert 0 <= token < VOCAB
 
 
+def test_a_bad_words_last_token_is_not_drawn_after_the_others() -> None:
+    free = expected_tokens(PROMPT, SamplingParams(max_tokens=6), vocab_size=VOCAB)
+    word, unlike = free[2:5], (free[3], free[3], free[4])
+    params = SamplingParams(max_tokens=6, bad_words=(unlike, word))
+    tokens = expected_tokens(PROMPT, params, vocab_size=VOCAB)
+    assert tokens[:4] == free[:4]
+    assert tokens[4] != free[4]
+    region = region_of()
+    executor = executor_of(region)
+    assert run(executor, prompt_plan(SamplingParams(bad_words=((free[0],),)))) != free[:1]
+    # What the prompt ends with begins no word.
+    begun = SamplingParams(max_tokens=1, bad_words=((PROMPT[-1], free[0]),))
+    assert expected_tokens(PROMPT, begun, vocab_size=VOCAB) == free[:1]
+
+
 def test_eos_comes_by_chance_only_where_that_is_wanted() -> None:
     sampling = SamplingParams(max_tokens=60, eos_token_ids=tuple(range(0, VOCAB, 4)))
     tokens = expected_tokens(PROMPT, sampling, vocab_size=VOCAB)
