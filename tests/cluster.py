@@ -14,6 +14,9 @@ from tests.scrape import BLOCK_STATES, IN_USE, Scrape
 START_TIMEOUT_S = 120.0
 """Generous: the machine that tests run on may be busy. What a start may take is a benchmark."""
 
+PATIENT = ("--set", "control_plane.suspect_s=60")
+"""For tests that count: a busy machine's late heartbeats must not cause a second dispatch."""
+
 REQUEST_TIMEOUT_S = 120.0
 
 IDLE_WITHIN_S = 2.0

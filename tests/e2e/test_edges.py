@@ -15,7 +15,7 @@ import pytest
 
 from core.sampling_params import SamplingParams
 from engine.executor.mock_tokens import expected_tokens
-from tests.cluster import Cluster, Up
+from tests.cluster import PATIENT, Cluster, Up
 from tests.router_server import smollm2_text
 from tests.scrape import Scrape
 
@@ -58,7 +58,7 @@ class Served:
 def served(request: pytest.FixtureRequest, up: Up) -> Iterator[Served]:
     """Yield each cluster; after the test, nothing may be held there."""
     mode: str = request.param
-    cluster = up(*MODES[mode])
+    cluster = up(*MODES[mode], *PATIENT)
     yield Served(cluster, "colocated" in mode, "mock" in mode)
     cluster.wait_until_idle()
 
