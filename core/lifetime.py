@@ -6,7 +6,8 @@ et al. 2024, names the stages).
 
     router   ARRIVED -> DISPATCHED -> FIRST_TOKEN -> FINISHED
     decode   RECEIVED -> RESERVED -> ASKED -> FIRST_TOKEN_RECEIVED -> KV_COMPLETE -> JOINED
-    prefill  ASK_RECEIVED -> PREFILL_STARTED -> PREFILL_FINISHED -> PUSHED
+                                  '-> PREFILL_STARTED -> PREFILL_FINISHED   (computed here)
+    prefill  ASK_RECEIVED -> PREFILL_STARTED -> PREFILL_FINISHED
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ class Stamp(enum.StrEnum):
     ASK_RECEIVED = "ask_received"
     PREFILL_STARTED = "prefill_started"
     PREFILL_FINISHED = "prefill_finished"
-    PUSHED = "pushed"
 
 
 class Duration(enum.Enum):
@@ -50,7 +50,6 @@ class Duration(enum.Enum):
     JOIN_WAIT = (Stamp.KV_COMPLETE, Stamp.JOINED)
     PREFILL_QUEUE = (Stamp.ASK_RECEIVED, Stamp.PREFILL_STARTED)
     PREFILL = (Stamp.PREFILL_STARTED, Stamp.PREFILL_FINISHED)
-    PUSH_TAIL = (Stamp.PREFILL_FINISHED, Stamp.PUSHED)
 
 
 class Lifetime:
@@ -83,6 +82,9 @@ class RequestTrace(msgspec.Struct, frozen=True, omit_defaults=True):
         decision: why it went this way: "disaggregated", "local" (by choice), "local_hit" (decode
             held all reusable blocks), "fallback" (no prefill worker served it), "colocated".
         cached_tokens: prompt tokens that no worker computed.
+        prefill_queue_s: at the prefill worker; None where the decode worker computed the prompt,
+            which waits for its blocks alone (`reservation_wait_s`).
+        prefill_s: computing the prompt, wherever that was.
         blocks_reused_decode: prompt blocks found in the decode worker's cache.
         blocks_reused_prefill: prompt blocks found in the prefill worker's cache.
     """

@@ -128,7 +128,7 @@ class LiveRequest:
             bytes_transferred=path.blocks_asked * block_bytes,
             reservation_wait_s=lifetime.seconds(Duration.RESERVATION_WAIT),
             prefill_queue_s=None if tokens is None else tokens.queue_s,
-            prefill_s=None if tokens is None else tokens.prefill_s,
+            prefill_s=lifetime.seconds(Duration.PREFILL) if tokens is None else tokens.prefill_s,
             prefill_round_trip_s=lifetime.seconds(Duration.PREFILL_ROUND_TRIP),
             exposed_transfer_s=lifetime.seconds(Duration.EXPOSED_TRANSFER),
             join_wait_s=lifetime.seconds(Duration.JOIN_WAIT),

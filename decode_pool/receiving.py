@@ -285,9 +285,13 @@ class Receiving:
         exposed = live.lifetime.seconds(Duration.EXPOSED_TRANSFER)
         if exposed is not None:
             self.exposed.observe(exposed)
+        tokens = live.path.first_tokens
         joined = self._engine.call(
             lambda engine: engine.kv_arrived(
-                effect.handoff, effect.first_tokens, num_received=effect.num_received
+                effect.handoff,
+                effect.first_tokens,
+                num_received=effect.num_received,
+                num_peer_cached=0 if tokens is None else tokens.cached_tokens,
             )
         )
         joined.add_done_callback(partial(self._on_joined, live))

@@ -184,6 +184,7 @@ class Requests:
         live = self._by_engine_id.get(event.request_id)
         if live is not None and event.sample_index not in live.finished:
             self._resumed(live)
+            live.lifetime.stamp(Stamp.PREFILL_FINISHED, self._clock.now())
             self._send(live, event)
             self.end_if_over(live)
 
@@ -195,7 +196,9 @@ class Requests:
             live.path.computed_here(Decision.LOCAL_HIT)
             self.receiving.advance(live, d.FoundLocally())
         live.state = RequestState.RUNNING
-        live.lifetime.stamp(Stamp.RESERVED, self._clock.now())
+        now = self._clock.now()
+        live.lifetime.stamp(Stamp.RESERVED, now)
+        live.lifetime.stamp(Stamp.PREFILL_STARTED, now)
         if live.reported is None:
             live.path.blocks_reused_decode = event.cached_tokens // self._record.block_size
             live.path.found_cached(event.cached_tokens)

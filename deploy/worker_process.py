@@ -243,8 +243,8 @@ class _WorkerProcess:
             return
         totals = stats.result()
         hits = {
-            "local_compute": totals.prompt_tokens_computed,
-            "local_cache": totals.prompt_tokens_cached,
+            "local_compute": totals.prompt_tokens_computed + totals.peer_tokens_computed,
+            "local_cache": totals.prompt_tokens_cached + totals.peer_tokens_cached,
             "transferred": totals.prompt_tokens_received,
         }
         self._ledger.publish(hits=hits, preemptions=totals.preemptions)

@@ -79,11 +79,18 @@ class Engine:
         self._scheduler.add(request, mode, handoff=handoff)
 
     def kv_arrived(
-        self, handoff: HandoffId, first_tokens: Sequence[int], *, num_received: int
+        self,
+        handoff: HandoffId,
+        first_tokens: Sequence[int],
+        *,
+        num_received: int,
+        num_peer_cached: int = 0,
     ) -> None:
         """See `EngineApi.kv_arrived`."""
         self._note_change()
-        self._scheduler.kv_arrived(handoff, first_tokens, num_received=num_received)
+        self._scheduler.kv_arrived(
+            handoff, first_tokens, num_received=num_received, num_peer_cached=num_peer_cached
+        )
 
     def retry(self, handoff: HandoffId, successor: HandoffId, request: EngineRequest) -> None:
         """See `EngineApi.retry`."""

@@ -104,8 +104,15 @@ class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot of gauges and counters; counters only grow.
 
     Attributes:
-        prompt_tokens_computed, prompt_tokens_cached, prompt_tokens_received: by source; they sum to
-            the prompt tokens of requests whose prompt is complete.
+        prompt_tokens_computed, prompt_tokens_cached, prompt_tokens_received: by where their KV
+            came from, as the engine that runs the request's outputs sees it. A request counts once
+            in all its life: where and when its prompt is first complete, so neither on a prefill
+            worker nor at a retry, a recompute or a dispatch that brings outputs. Hence they sum,
+            over all processes, to the prompt tokens of requests served.
+        prefix_queries, prefix_hits: prompt tokens, counted together with those; hits are those that
+            no engine computed: found here, or in the cache of the peer that sent the rest.
+        peer_tokens_computed, peer_tokens_cached: prompt tokens of PREFILL prompts; the decode
+            worker that asked counts them too, as received, if it got them.
         prefill_tokens_per_s, decode_step_s: smoothed; None until measured.
         iteration_tokens: steps by their query tokens, one count for each of
             `engine.scheduling.counters.ITERATION_TOKENS_BOUNDS` and one for more.
@@ -135,3 +142,5 @@ class EngineStats(msgspec.Struct, frozen=True):
     decode_step_s: float | None
     iteration_tokens: tuple[int, ...] = ()
     iteration_tokens_sum: int = 0
+    peer_tokens_computed: int = 0
+    peer_tokens_cached: int = 0

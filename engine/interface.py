@@ -32,7 +32,12 @@ class EngineApi(Protocol):
         ...
 
     def kv_arrived(
-        self, handoff: HandoffId, first_tokens: Sequence[int], *, num_received: int
+        self,
+        handoff: HandoffId,
+        first_tokens: Sequence[int],
+        *,
+        num_received: int,
+        num_peer_cached: int = 0,
     ) -> None:
         """All writes of this attempt are in: its blocks become owned and its samples run.
 
@@ -44,6 +49,7 @@ class EngineApi(Protocol):
         Args:
             first_tokens: one a sample, or empty when the request's outputs were forced.
             num_received: prompt tokens that came over the fabric, for the counters.
+            num_peer_cached: prompt tokens that the peer found in its cache, for the counters.
         """
         ...
 

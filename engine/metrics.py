@@ -56,8 +56,16 @@ class EngineCollector(Collector):
         usage = in_use / stats.blocks_total if stats.blocks_total else 0.0
         usage_help = "Share of KV blocks in use, 0 to 1; evictable cached blocks are free."
         for name, value, documentation in (
-            ("vllm:num_requests_running", stats.num_running, "Sequences in the running batch."),
-            ("vllm:num_requests_waiting", stats.num_waiting, "Sequences without blocks."),
+            (
+                "vllm:num_requests_running",
+                stats.num_running + stats.num_held,
+                "Sequences in the batch, or whose KV is on its way to a decode worker.",
+            ),
+            (
+                "vllm:num_requests_waiting",
+                stats.num_waiting + stats.num_receiving,
+                "Sequences without blocks, or whose KV is on its way from a prefill worker.",
+            ),
             ("vllm:num_requests_swapped", 0, "Sequences swapped to the host."),
             ("vllm:kv_cache_usage_perc", usage, usage_help),
             ("vllm:gpu_cache_usage_perc", usage, f"Older name. {usage_help}"),
@@ -72,10 +80,14 @@ class EngineCollector(Collector):
             stats.prompt_tokens_computed + stats.prompt_tokens_cached + stats.prompt_tokens_received
         )
         for name, value, documentation in (
-            ("vllm:prompt_tokens", prompt_tokens, "Prompt tokens of completed prompts."),
+            ("vllm:prompt_tokens", prompt_tokens, "Prompt tokens of requests served."),
             ("vllm:generation_tokens", stats.generated_tokens, "Tokens sampled here."),
-            ("vllm:prefix_cache_queries", stats.prefix_queries, "Prompt tokens looked up."),
-            ("vllm:prefix_cache_hits", stats.prefix_hits, "Prompt tokens found in the cache."),
+            (
+                "vllm:prefix_cache_queries",
+                stats.prefix_queries,
+                "Prompt tokens of requests served.",
+            ),
+            ("vllm:prefix_cache_hits", stats.prefix_hits, "Of those, what no worker computed."),
             ("vllm:num_preemptions", stats.preemptions, "Sequences that lost their blocks."),
             ("dovetail:engine_steps", stats.steps, "Steps submitted."),
             ("dovetail:block_copies", stats.block_copies, "Blocks cloned (copy-on-write)."),
@@ -128,3 +140,15 @@ class EngineCollector(Collector):
         ):
             tokens.add_metric((*self._label_values, source), value)
         yield tokens
+        for_peers = CounterMetricFamily(
+            "dovetail:peer_prompt_tokens",
+            "Prompt tokens of handoffs by where their KV came from; the decode worker that asked "
+            "counts them as transferred.",
+            labels=(*_LABELS, "source"),
+        )
+        for source, value in (
+            ("local_compute", stats.peer_tokens_computed),
+            ("local_cache", stats.peer_tokens_cached),
+        ):
+            for_peers.add_metric((*self._label_values, source), value)
+        yield for_peers

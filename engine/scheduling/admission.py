@@ -120,13 +120,11 @@ class Admission:
             self._state.plan.zero(table.block_ids[-1:])
 
     def _note_first_admission(self, sequence: Sequence, num_hits: int) -> bool:
-        """Count a request's prefix hits; False for what was admitted before (a preempted one)."""
+        """Keep a request's prefix hits; False for what was admitted before (a preempted one)."""
         run = sequence.run
         if run.cached_tokens is not None:
             return False
         run.cached_tokens = num_hits * self._block_size
-        self._state.counters.prefix_queries += run.num_prompt
-        self._state.counters.prefix_hits += run.cached_tokens
         return True
 
     def _num_fresh(self, sequence: Sequence, hits: list[BlockId]) -> int:

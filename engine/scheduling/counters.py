@@ -18,6 +18,8 @@ class Counters:
         self.prompt_tokens_computed = 0
         self.prompt_tokens_cached = 0
         self.prompt_tokens_received = 0
+        self.peer_tokens_computed = 0
+        self.peer_tokens_cached = 0
         self.generated_tokens = 0
         self.steps = 0
         self.block_copies = 0

@@ -76,7 +76,12 @@ class Scheduler:
         self._queue(RequestRun(request, mode, self._num_arrived, handoff), at_front=False)
 
     def kv_arrived(
-        self, handoff: HandoffId, first_tokens: Ordered[int], *, num_received: int
+        self,
+        handoff: HandoffId,
+        first_tokens: Ordered[int],
+        *,
+        num_received: int,
+        num_peer_cached: int = 0,
     ) -> None:
         """A reservation is complete; see `EngineApi.kv_arrived`.
 
@@ -94,6 +99,7 @@ class Scheduler:
         state.turn_local(trunk)
         run = trunk.run
         run.received_tokens = num_received
+        run.peer_cached_tokens = num_peer_cached
         state.complete_prompt(run)
         num_full = run.num_prompt // self._settings.block_size
         state.memory.publish(trunk.hashes[:num_full], trunk.blocks)
@@ -241,6 +247,7 @@ class Scheduler:
         self.end_reservation(handoff, quarantine=True)
         run = RequestRun(request, mode, before.arrival, successor)
         run.live &= before.live
+        run.is_prompt_counted = before.is_prompt_counted  # outputs since then change nothing
         self._queue(run, at_front=True)
 
     def _end(self, sequence: Sequence) -> None:

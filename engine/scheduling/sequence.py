@@ -65,17 +65,20 @@ class RequestRun:
             were not cancelled and did not end with their forced outputs.
         cached_tokens: prompt tokens found in the cache at the first admission; None before.
         received_tokens: prompt tokens that came over the fabric.
-        is_prompt_complete: whether the prompt's tokens were counted.
+        peer_cached_tokens: prompt tokens that the peer found in its cache.
+        is_prompt_counted: whether the prompt's tokens were counted, here or (a request that comes
+            with outputs) where its first token was sampled.
     """
 
     __slots__ = (
         "arrival",
         "cached_tokens",
         "handoff",
-        "is_prompt_complete",
+        "is_prompt_counted",
         "live",
         "mode",
         "num_prompt",
+        "peer_cached_tokens",
         "received_tokens",
         "request",
         "sequences",
@@ -93,7 +96,8 @@ class RequestRun:
         self.sequences: list[Sequence] = []
         self.cached_tokens: int | None = None
         self.received_tokens = 0
-        self.is_prompt_complete = False
+        self.peer_cached_tokens = 0
+        self.is_prompt_counted = bool(request.outputs) and mode is not Mode.PREFILL
 
     @property
     def request_id(self) -> RequestId:

@@ -36,6 +36,8 @@ def stats_of(state: SchedulerState) -> EngineStats:
         decode_step_s=None,
         iteration_tokens=tuple(counters.iteration_tokens),
         iteration_tokens_sum=counters.iteration_tokens_sum,
+        peer_tokens_computed=counters.peer_tokens_computed,
+        peer_tokens_cached=counters.peer_tokens_cached,
     )
 
 

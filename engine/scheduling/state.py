@@ -81,11 +81,17 @@ class SchedulerState:
             run.mode = Mode.LOCAL
 
     def complete_prompt(self, run: RequestRun) -> None:
-        """Count a request's prompt tokens by source, once."""
-        if run.is_prompt_complete:
+        """Count a request's prompt tokens by source, once; see `EngineStats`."""
+        if run.is_prompt_counted:
             return
-        run.is_prompt_complete = True
-        cached = run.cached_tokens or 0
-        self.counters.prompt_tokens_cached += cached
-        self.counters.prompt_tokens_received += run.received_tokens
-        self.counters.prompt_tokens_computed += run.num_prompt - cached - run.received_tokens
+        run.is_prompt_counted = True
+        counters, cached = self.counters, run.cached_tokens or 0
+        if run.mode is Mode.PREFILL:
+            counters.peer_tokens_cached += cached
+            counters.peer_tokens_computed += run.num_prompt - cached
+            return
+        counters.prompt_tokens_cached += cached
+        counters.prompt_tokens_received += run.received_tokens
+        counters.prompt_tokens_computed += run.num_prompt - cached - run.received_tokens
+        counters.prefix_queries += run.num_prompt
+        counters.prefix_hits += max(cached, run.peer_cached_tokens)

@@ -26,6 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from core.ids import BlockId
+from core.lifetime import Duration, Lifetime, Stamp
 from core.messages import (
     FirstTokens,
     HandoffFailed,
@@ -279,6 +280,10 @@ def _tell_tokens(state: PrefillSide) -> Step:
     """Send the first tokens once the prompt is computed and every sample has its own."""
     if state.computed_at is None or len(state.samples) < state.num_first_tokens:
         return state, ()
+    lifetime = Lifetime()
+    lifetime.stamp(Stamp.ASK_RECEIVED, state.asked_at)
+    lifetime.stamp(Stamp.PREFILL_STARTED, state.started_at)
+    lifetime.stamp(Stamp.PREFILL_FINISHED, state.computed_at)
     samples = sorted(state.samples, key=lambda sample: sample.sample_index)
     logprobs: list[TokenLogprobs] = [entry for sample in samples for entry in sample.logprobs]
     tokens = FirstTokens(
@@ -287,8 +292,8 @@ def _tell_tokens(state: PrefillSide) -> Step:
         logprobs=tuple(logprobs),
         finish_reasons=tuple(sample.finish_reason for sample in samples),
         cached_tokens=state.cached_tokens,
-        queue_s=state.started_at - state.asked_at,
-        prefill_s=state.computed_at - state.started_at,
+        queue_s=lifetime.seconds(Duration.PREFILL_QUEUE) or 0.0,
+        prefill_s=lifetime.seconds(Duration.PREFILL) or 0.0,
     )
     computed, effects = _when_over(replace(state, stage=Stage.COMPUTED))
     return computed, (Tell(tokens), *effects)

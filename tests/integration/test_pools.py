@@ -91,6 +91,7 @@ async def test_what_decode_holds_is_not_moved() -> None:
         answer = await served(cluster.router.start(again, cluster.candidates), again)
         cluster.expect(again, answer)
         assert answer.traces[-1].decision == "local_hit"
+        assert answer.traces[-1].prefill_s is not None
         assert answer.traces[-1].blocks_transferred == 0
         assert answer.traces[-1].cached_tokens == 36
         await cluster.until_idle()
@@ -102,6 +103,8 @@ async def test_local_colocated_and_strict() -> None:
         answer = await served(cluster.router.start(request), request)
         cluster.expect(request, answer)
         assert answer.traces[-1].decision == "local"
+        assert answer.traces[-1].prefill_s is not None
+        assert answer.traces[-1].prefill_s > 0
         strict = request_of("strict", range(10, 30))
         answer = cluster.router.start(strict, allow_local=False)
         await answer.until(lambda a: a.refused is not None)
@@ -119,6 +122,8 @@ async def test_local_colocated_and_strict() -> None:
         answer = await served(cluster.router.start(request), request)
         cluster.expect(request, answer)
         assert answer.traces[-1].decision == "colocated"
+        assert answer.traces[-1].prefill_s is not None
+        assert answer.traces[-1].prefill_s > 0
 
 
 async def test_mixed_requests_with_random_aborts() -> None:

@@ -47,7 +47,7 @@ def test_no_duration_crosses_processes() -> None:
             Stamp.KV_COMPLETE,
             Stamp.JOINED,
         },
-        {Stamp.ASK_RECEIVED, Stamp.PREFILL_STARTED, Stamp.PREFILL_FINISHED, Stamp.PUSHED},
+        {Stamp.ASK_RECEIVED, Stamp.PREFILL_STARTED, Stamp.PREFILL_FINISHED},
     )
     for duration in Duration:
         assert any(set(duration.value) <= process for process in processes), duration
