@@ -81,7 +81,7 @@ class Admission:
             return Verdict.NO_MEMORY
         state.waiting.remove(sequence)
         state.receiving.reserve(handoff, sequence, hits)
-        self._note_first_admission(sequence, len(hits))
+        self._note_first_admission(sequence, hits)
         state.events.append(Reserved(handoff, tuple(sequence.block_ids), len(hits)))
         return Verdict.ADMITTED
 
@@ -97,11 +97,11 @@ class Admission:
         state.waiting.remove(sequence)
         self._allocate(sequence, hits, num_fresh)
         state.turn_local(sequence)
-        if self._note_first_admission(sequence, len(hits)):
+        if self._note_first_admission(sequence, hits):
             run = sequence.run
             block_ids = tuple(sequence.block_ids)
             state.events.append(
-                Admitted(run.request_id, run.mode, block_ids, sequence.num_computed)
+                Admitted(run.request_id, run.mode, block_ids, self._num_cached(sequence, hits))
             )
         state.batch.join(sequence)
         return Verdict.ADMITTED, self._work.chunk(sequence, num_query)
@@ -119,12 +119,16 @@ class Admission:
         if len(sequence.token_ids) % self._block_size:
             self._state.plan.zero(table.block_ids[-1:])
 
-    def _note_first_admission(self, sequence: Sequence, num_hits: int) -> bool:
+    def _num_cached(self, sequence: Sequence, hits: list[BlockId]) -> int:
+        """Prompt tokens among the hits, which go on into forced outputs."""
+        return min(len(hits) * self._block_size, sequence.run.num_prompt)
+
+    def _note_first_admission(self, sequence: Sequence, hits: list[BlockId]) -> bool:
         """Keep a request's prefix hits; False for what was admitted before (a preempted one)."""
         run = sequence.run
         if run.cached_tokens is not None:
             return False
-        run.cached_tokens = num_hits * self._block_size
+        run.cached_tokens = self._num_cached(sequence, hits)
         return True
 
     def _num_fresh(self, sequence: Sequence, hits: list[BlockId]) -> int:

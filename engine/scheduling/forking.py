@@ -13,8 +13,9 @@ def fork(state: SchedulerState, trunk: Sequence, outputs: Mapping[int, tuple[int
     """Replace a trunk whose prompt is computed by its live samples.
 
     The first takes over the trunk's table, the others share its blocks. Samples whose outputs ended
-    them do not run: whoever made these tokens has told so. A sample without any token queues
-    alone, at the front: it recomputes the prompt's last block, the cache has the rest.
+    them do not run: whoever made these tokens has told so. Two kinds of samples queue alone, at the
+    front, to be matched anew: one without any token, which recomputes the prompt's last block; and
+    one of whose forced outputs the cache holds whole blocks.
 
     Args:
         outputs: generated tokens so far, by sample index.
@@ -29,7 +30,7 @@ def fork(state: SchedulerState, trunk: Sequence, outputs: Mapping[int, tuple[int
             continue
         sample = Sequence(run, (*run.request.prompt, *tokens), sample_index=sample_index)
         sample.hashes = list(trunk.hashes)
-        if not tokens:
+        if not tokens or _is_cached_beyond_prompt(state, sample):
             state.waiting.push(sample, at_front=True)
             continue
         sample.num_computed = run.num_prompt
@@ -41,3 +42,12 @@ def fork(state: SchedulerState, trunk: Sequence, outputs: Mapping[int, tuple[int
             state.memory.hold(table.block_ids)
         state.batch.join(sample)
     state.end(trunk)
+
+
+def _is_cached_beyond_prompt(state: SchedulerState, sample: Sequence) -> bool:
+    memory, run = state.memory, sample.run
+    num_blocks = run.num_prompt // memory.block_size + 1
+    if memory.num_reusable(len(sample.token_ids)) < num_blocks:
+        return False
+    memory.extend_hashes(sample.hashes, sample.token_ids, run.request.namespace)
+    return memory.holds_prefix(sample.hashes, num_blocks)

@@ -40,13 +40,12 @@ class Results:
 
     def _apply(self, sequence: Sequence, work: SlotWork, result: SlotResult) -> None:
         run = sequence.run
-        was_decoding = sequence.num_outputs > 0
         if work.num_samples and not result.token_ids:
             # Nothing was accepted: the last known token is to be computed and sampled again.
             sequence.num_computed = len(sequence.token_ids) - 1
             return
         sequence.num_computed += work.num_query
-        if not was_decoding or not work.num_samples:
+        if _is_chunk(sequence, work):
             self._progress(sequence)
         if sequence.num_computed < run.num_prompt:
             return
@@ -109,3 +108,9 @@ class Results:
             self._state.events.append(
                 Generated(run.request_id, sample_index, 0, (token_id,), logprobs, reason)
             )
+
+
+def _is_chunk(sequence: Sequence, work: SlotWork) -> bool:
+    """Whether known tokens were computed, rather than one generated token and its drafts."""
+    is_one_token = work.num_query == 1 + len(work.drafts)
+    return not (work.num_samples and is_one_token and sequence.num_outputs)

@@ -215,16 +215,16 @@ class Scheduler:
             raise RequestError(msg, param="max_tokens", code="context_length_exceeded")
 
     def _queue(self, run: RequestRun, *, at_front: bool) -> None:
-        state, request = self._state, run.request
+        state = self._state
         if run.mode is not Mode.PREFILL:
             self._end_by_forced_outputs(run)
         if not run.live:
             return
         state.runs[run.request_id] = run
-        trunk = Sequence(run, request.prompt, num_first_tokens=run.num_first_tokens)
+        sequence = run.start()
         if run.handoff is not None:
-            state.handoffs[run.handoff] = trunk
-        state.waiting.push(trunk, at_front=at_front)
+            state.handoffs[run.handoff] = sequence
+        state.waiting.push(sequence, at_front=at_front)
 
     def _end_by_forced_outputs(self, run: RequestRun) -> None:
         for sample_index, outputs in enumerate(run.request.outputs):

@@ -7,7 +7,9 @@ with; at the end of that it is sampled.
     tokens   | prompt ........................ | generated ....... |
              | num_computed ........ | pending ....... | uncomputed |
 
-A request with n samples runs one *trunk* over its prompt, which forks into n sequences.
+A request with n samples runs one *trunk* over its prompt, which forks into n sequences. A request
+with one sample that is computed here needs no trunk: its prompt and its forced outputs are one run
+of known tokens from the start, like those of a preempted sample.
 """
 
 from __future__ import annotations
@@ -104,10 +106,16 @@ class RequestRun:
         """The request's name."""
         return self.request.request_id
 
-    @property
-    def num_first_tokens(self) -> int:
-        """Tokens to draw at the prompt's end: one a sample, or 0 where outputs are forced."""
-        return 0 if self.request.outputs else self.request.sampling.n
+    def start(self) -> Sequence:
+        """Return the sequence that the request waits as: its only sample with all its known
+        tokens, or a trunk over the prompt. A peer's KV covers the prompt, so with one it is that.
+
+        A trunk draws one first token a sample, none where outputs are forced.
+        """
+        prompt, num_samples = self.request.prompt, self.request.sampling.n
+        if self.mode is Mode.LOCAL and num_samples == 1:
+            return Sequence(self, (*prompt, *self.outputs_of(0)))
+        return Sequence(self, prompt, num_first_tokens=0 if self.request.outputs else num_samples)
 
     def outputs_of(self, sample_index: int) -> tuple[int, ...]:
         """Return a sample's forced tokens."""
@@ -119,7 +127,7 @@ class Sequence:
 
     Attributes:
         num_first_tokens: tokens to draw when the last known token is computed: 1; n for a trunk of
-            n samples; 0 where outputs are forced after the prompt.
+            n samples; 0 for a trunk whose samples' outputs are forced after the prompt.
         hashes: of the full blocks of `token_ids`, as many as were needed so far.
         num_computed: positions whose KV is computed, by applied steps.
     """

@@ -475,9 +475,12 @@ def test_forced_outputs_wait_for_blocks_that_steps_in_flight_hold_back() -> None
     replica = Replica(num_blocks=8, max_inflight=2, chunk_tokens=16)
     replica.scheduler._state.history.record(1)
     patient = request_of("patient", list(range(200, 266)), max_tokens=40, priority=1)
-    urgent = request_of("urgent", LONG[:16], max_tokens=44)
-    outputs = expected_tokens(urgent.prompt, urgent.sampling, vocab_size=VOCAB)[:40]
-    urgent = request_of("urgent", LONG[:16], max_tokens=44, outputs=(outputs,))
+    urgent = request_of("urgent", LONG[:16], n=2, max_tokens=24)
+    outputs = tuple(
+        expected_tokens(urgent.prompt, urgent.sampling, vocab_size=VOCAB, sample_index=index)[:20]
+        for index in range(2)
+    )
+    urgent = request_of("urgent", LONG[:16], n=2, max_tokens=24, outputs=outputs)
     for request in (patient, urgent):
         replica.requests[request.request_id] = request
     replica.engine.add(patient, Mode.LOCAL)
