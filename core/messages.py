@@ -4,7 +4,8 @@ router -> worker (role decode or both):  StartRequest, AbortRequest
 worker -> router:                        TokenBatch, RequestRefused, RequestFailed, PathReport,
 WorkerLoad
 decode -> prefill:                       PrefillAsk, SettleHandoff
-prefill -> decode:                       FirstTokens, HandoffRefused, HandoffFailed, HandoffSettled
+prefill -> decode:                       HandoffProgress, FirstTokens, HandoffRefused,
+HandoffFailed, HandoffSettled
 
 Remaining time crosses, never a deadline: clocks differ between machines.
 """
@@ -175,6 +176,16 @@ class SettleHandoff(msgspec.Struct, frozen=True):
     handoff: HandoffId
 
 
+class HandoffProgress(msgspec.Struct, frozen=True):
+    """Prefill to decode, with each heartbeat: these attempts are queued or computed here, and the
+    engine goes on. Waiting in a queue is not silence: asking elsewhere would only lengthen it.
+
+    An attempt whose prompt is computed is not among them: its writes tell of themselves.
+    """
+
+    handoffs: tuple[HandoffId, ...]
+
+
 class FirstTokens(msgspec.Struct, frozen=True):
     """Prefill to decode: the prompt is computed.
 
@@ -223,7 +234,7 @@ class HandoffSettled(msgspec.Struct, frozen=True):
 RouterToWorker = StartRequest | AbortRequest
 WorkerToRouter = TokenBatch | PathReport | RequestRefused | RequestFailed | WorkerLoad
 DecodeToPrefill = PrefillAsk | SettleHandoff
-PrefillToDecode = FirstTokens | HandoffRefused | HandoffFailed | HandoffSettled
+PrefillToDecode = HandoffProgress | FirstTokens | HandoffRefused | HandoffFailed | HandoffSettled
 
 
 class WriteNotification(msgspec.Struct, frozen=True, array_like=True):

@@ -25,6 +25,7 @@ from core.clock import Clock
 from core.ids import Boot, HandoffId, RequestId
 from core.lifetime import Duration, Stamp
 from core.messages import (
+    HandoffProgress,
     HandoffSettled,
     PrefillAsk,
     PrefillToDecode,
@@ -145,15 +146,15 @@ class Receiving:
         if isinstance(message, HandoffSettled):
             self._settled(message.handoff)
             return
-        live = self._owner.find(message.handoff)
-        if live is not None:
-            self.advance(live, message)
+        if isinstance(message, HandoffProgress):
+            for handoff in message.handoffs:
+                self._peer_event(d.AttemptAlive(handoff))
+            return
+        self._peer_event(message)
 
     def landed(self, write: WriteNotification) -> None:
         """A write's notification."""
-        live = self._owner.find(write.handoff)
-        if live is not None:
-            self.advance(live, write)
+        self._peer_event(write)
 
     def peer_opened(self, stream: Stream[Any]) -> None:
         """A prefill worker is reachable: send what waited, and ask again for what is unsettled."""
@@ -181,9 +182,7 @@ class Receiving:
     def peer_unreachable(self, boot: Boot, reason: str) -> None:
         """No stream could be opened: what waited for it was never sent."""
         for handoff in self._peers.unreachable(boot):
-            live = self._owner.find(handoff)
-            if live is not None:
-                self.advance(live, d.AskUndelivered(handoff, reason))
+            self._peer_event(d.AskUndelivered(handoff, reason))
 
     def region_ready(self, region: RegionDescriptor) -> None:
         """The fence is done: late writes land in a sink. Asks go on with the new descriptor."""
@@ -203,6 +202,11 @@ class Receiving:
         self._tell_all(d.Tick())
         self._quarantine_event(quarantine.Tick(starving=self.is_starving))
         self._bury_the_replaced()
+
+    def _peer_event(self, event: d.PeerEvent) -> None:
+        live = self._owner.find(event.handoff)
+        if live is not None:
+            self.advance(live, event)
 
     def _tell_all(self, event: d.Event) -> None:
         for live in self._owner.handing_off():

@@ -24,7 +24,7 @@ from control_plane.rpc.interface import Stream
 from core.clock import Clock
 from core.errors import RequestError
 from core.ids import HandoffId, RequestId
-from core.messages import HandoffFailed, HandoffSettled, PrefillAsk
+from core.messages import HandoffFailed, HandoffProgress, HandoffSettled, PrefillAsk
 from engine.engine_thread import EngineThread
 from engine.events import Admitted, Computed, Event, Generated, Mode
 from kv_transfer.handoff import prefill_messages as p
@@ -78,6 +78,7 @@ class Attempts:
         self._tombstones = Tombstones()
         self._outcomes = Counter(dict.fromkeys(p.AttemptOutcome, 0))
         self._num_renewals = 0
+        self._engine_at = clock.now()
         self.busy = asyncio.Event()
 
     def __len__(self) -> int:
@@ -108,7 +109,9 @@ class Attempts:
         attempt = _Attempt(side, RequestId(str(handoff)), stream)
         self._attempts[handoff] = attempt
         self._handoffs[attempt.engine_id] = handoff
-        self.busy.set()
+        if not self.busy.is_set():
+            self._engine_at = now  # it had nothing to do
+            self.busy.set()
         self._do_all(attempt, effects)
 
     def settle(self, stream: Stream[Any], handoff: HandoffId) -> None:
@@ -146,6 +149,7 @@ class Attempts:
                 return
 
     def _by_engine_id(self, engine_id: RequestId, event: p.Event) -> None:
+        self._engine_at = self._clock.now()
         handoff = self._handoffs.get(engine_id)
         if handoff is not None:
             self._advance(self._attempts[handoff], event)
@@ -157,6 +161,17 @@ class Attempts:
         self._tombstones.expire(self._clock.now())
         for attempt in list(self._attempts.values()):
             self._advance(attempt, p.Tick())
+
+    def tell_progress(self) -> None:
+        """Tell decode workers of what waits or is computed, unless the engine stands still."""
+        if self._clock.now() >= self._engine_at + self._terms.try_s:
+            return
+        working: dict[Stream[Any], list[HandoffId]] = {}
+        for handoff, attempt in self._attempts.items():
+            if attempt.side.is_working:
+                working.setdefault(attempt.stream, []).append(handoff)
+        for stream, handoffs in working.items():
+            stream.send(HandoffProgress(tuple(handoffs)))
 
     def is_renewal_due(self) -> bool:
         """Whether the fabric agent must be destroyed to let go of blocks."""

@@ -119,6 +119,7 @@ class PrefillWorker:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._tick(attempts, pusher, ports))
+            group.create_task(self._tell_progress(attempts))
             group.create_task(self._tell_load(pusher, ports))
             while True:
                 for deed in await self._inbox.take():
@@ -140,6 +141,12 @@ class PrefillWorker:
                 posted = attempts.posted()
                 await pusher.renew(make)
                 self._inbox.put(partial(Attempts.agent_destroyed, posted=posted))
+
+    async def _tell_progress(self, attempts: Attempts) -> None:
+        while True:
+            await attempts.busy.wait()
+            await asyncio.sleep(self._config.control_plane.heartbeat_s)
+            self._inbox.put(Attempts.tell_progress)
 
     async def _tell_load(self, pusher: Pusher, ports: PrefillPorts) -> None:
         while True:

@@ -421,6 +421,7 @@ async def pool_cluster(
     chunk_tokens: int = 16,
     max_inflight: int = 1,
     backend: Literal["nixl", "inprocess"] = "inprocess",
+    prompt_token_s: float = 0.0,
 ) -> AsyncGenerator[PoolCluster]:
     """Start a cluster, stop it, and fail if any of its tasks did."""
     config = Config(
@@ -430,7 +431,7 @@ async def pool_cluster(
             chunk_tokens=chunk_tokens,
             max_inflight=max_inflight,
             mock_step_s=0.0005,
-            mock_prompt_token_s=0.0,
+            mock_prompt_token_s=prompt_token_s,
         ),
         kv_transfer=KvTransferConfig(
             backend=backend, try_s=try_s, quarantine_s=quarantine_s, max_receiving_share=0.5

@@ -19,6 +19,7 @@ from core.messages import (
     AbortRequest,
     FirstTokens,
     HandoffFailed,
+    HandoffProgress,
     HandoffRefused,
     HandoffSettled,
     PathReport,
@@ -44,6 +45,7 @@ AnyMessage = (
     | WorkerLoad
     | PrefillAsk
     | SettleHandoff
+    | HandoffProgress
     | FirstTokens
     | HandoffRefused
     | HandoffFailed
@@ -64,6 +66,7 @@ _KIND_BY_STRUCT: dict[type[msgspec.Struct], str] = {
     WorkerLoad: "worker_load",
     PrefillAsk: "prefill_ask",
     SettleHandoff: "settle_handoff",
+    HandoffProgress: "handoff_progress",
     FirstTokens: "first_tokens",
     HandoffRefused: "handoff_refused",
     HandoffFailed: "handoff_failed",

@@ -4,86 +4,91 @@
 # source: dovetail.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "dovetail.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'dovetail.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x0e\x64ovetail.proto\x12\x0b\x64ovetail.v1"t\n\x05\x46rame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.dovetail.v1.Hello\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.dovetail.v1.Message\x12\x14\n\x07\x63losing\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_closing"\x96\x01\n\x05Hello\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\t\x12\x15\n\rexpected_boot\x18\x04 \x01(\t\x12\x0f\n\x07\x63luster\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\x12\x0e\n\x06layout\x18\x07 \x01(\t\x12\x10\n\x08protocol\x18\x08 \x01(\r"\xb5\x05\n\x07Message\x12\x32\n\rstart_request\x18\x01 \x01(\x0b\x32\x19.dovetail.v1.StartRequestH\x00\x12\x32\n\rabort_request\x18\x02 \x01(\x0b\x32\x19.dovetail.v1.AbortRequestH\x00\x12.\n\x0btoken_batch\x18\x03 \x01(\x0b\x32\x17.dovetail.v1.TokenBatchH\x00\x12.\n\x0bpath_report\x18\x04 \x01(\x0b\x32\x17.dovetail.v1.PathReportH\x00\x12\x36\n\x0frequest_refused\x18\x05 \x01(\x0b\x32\x1b.dovetail.v1.RequestRefusedH\x00\x12\x34\n\x0erequest_failed\x18\x06 \x01(\x0b\x32\x1a.dovetail.v1.RequestFailedH\x00\x12.\n\x0bworker_load\x18\x07 \x01(\x0b\x32\x17.dovetail.v1.WorkerLoadH\x00\x12.\n\x0bprefill_ask\x18\x08 \x01(\x0b\x32\x17.dovetail.v1.PrefillAskH\x00\x12\x34\n\x0esettle_handoff\x18\t \x01(\x0b\x32\x1a.dovetail.v1.SettleHandoffH\x00\x12\x30\n\x0c\x66irst_tokens\x18\n \x01(\x0b\x32\x18.dovetail.v1.FirstTokensH\x00\x12\x36\n\x0fhandoff_refused\x18\x0b \x01(\x0b\x32\x1b.dovetail.v1.HandoffRefusedH\x00\x12\x34\n\x0ehandoff_failed\x18\x0c \x01(\x0b\x32\x1a.dovetail.v1.HandoffFailedH\x00\x12\x36\n\x0fhandoff_settled\x18\r \x01(\x0b\x32\x1b.dovetail.v1.HandoffSettledH\x00\x42\x06\n\x04kind"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01"=\n\rTokenLogprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x01\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x03(\x01"\xa1\x03\n\x0eSamplingParams\x12\t\n\x01n\x18\x01 \x01(\r\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x12\n\nmin_tokens\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05top_p\x18\x06 \x01(\x01\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12*\n\nlogit_bias\x18\x0b \x03(\x0b\x32\x16.dovetail.v1.TokenBias\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x15\n\reos_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04seed\x18\x10 \x01(\x04\x12(\n\tbad_words\x18\x11 \x03(\x0b\x32\x15.dovetail.v1.TokenIdsB\x0b\n\t_logprobs"\xaf\x01\n\rEngineRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.dovetail.v1.SamplingParams\x12&\n\x07outputs\x18\x04 \x03(\x0b\x32\x15.dovetail.v1.TokenIds\x12\x11\n\tnamespace\x18\x05 \x01(\x0c\x12\x10\n\x08priority\x18\x06 \x01(\x12"D\n\x10PrefillCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04\x62oot\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t"\xaa\x01\n\x0cStartRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.dovetail.v1.EngineRequest\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12\x31\n\ncandidates\x18\x03 \x03(\x0b\x32\x1d.dovetail.v1.PrefillCandidate\x12\x13\n\x0bremaining_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x61llow_local\x18\x05 \x01(\x08"`\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12\x19\n\x0csample_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_sample_index"\x82\x02\n\nTokenBatch\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x16\n\x0esample_indices\x18\x02 \x03(\r\x12\x12\n\ndispatches\x18\x03 \x03(\r\x12\x15\n\rstart_indices\x18\x04 \x03(\r\x12\x12\n\nnum_tokens\x18\x05 \x03(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12\x14\n\x0cnum_logprobs\x18\x07 \x03(\r\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.dovetail.v1.TokenLogprobs\x12\x31\n\x0e\x66inish_reasons\x18\t \x03(\x0e\x32\x19.dovetail.v1.FinishReason"\xb1\x04\n\x0cRequestTrace\x12\x15\n\rdecode_worker\x18\x01 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x02 \x01(\t\x12\x1b\n\x0eprefill_worker\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x1a\n\x12\x62locks_transferred\x18\x06 \x01(\r\x12\x1d\n\x15\x62locks_reused_prefill\x18\x07 \x01(\r\x12\x1c\n\x14\x62locks_reused_decode\x18\x08 \x01(\r\x12\x19\n\x11\x62ytes_transferred\x18\t \x01(\x04\x12\x1f\n\x12reservation_wait_s\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x0fprefill_queue_s\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12\x16\n\tprefill_s\x18\x0c \x01(\x01H\x03\x88\x01\x01\x12!\n\x14prefill_round_trip_s\x18\r \x01(\x01H\x04\x88\x01\x01\x12\x1f\n\x12\x65xposed_transfer_s\x18\x0e \x01(\x01H\x05\x88\x01\x01\x12\x18\n\x0bjoin_wait_s\x18\x0f \x01(\x01H\x06\x88\x01\x01\x42\x11\n\x0f_prefill_workerB\x15\n\x13_reservation_wait_sB\x12\n\x10_prefill_queue_sB\x0c\n\n_prefill_sB\x17\n\x15_prefill_round_trip_sB\x15\n\x13_exposed_transfer_sB\x0e\n\x0c_join_wait_s"\\\n\nPathReport\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12(\n\x05trace\x18\x03 \x01(\x0b\x32\x19.dovetail.v1.RequestTrace"\x8c\x01\n\x0eRequestRefused\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12*\n\x04load\x18\x05 \x01(\x0b\x32\x17.dovetail.v1.WorkerLoadH\x00\x88\x01\x01\x42\x07\n\x05_load"Y\n\rRequestFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\tretriable\x18\x04 \x01(\x08"\xb4\x03\n\nWorkerLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x15\n\rnum_receiving\x18\x03 \x01(\r\x12\x1d\n\x15waiting_prompt_tokens\x18\x04 \x01(\x04\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\r\x12\x15\n\rblocks_cached\x18\x07 \x01(\r\x12\x14\n\x0c\x62locks_owned\x18\x08 \x01(\r\x12\x17\n\x0f\x62locks_reserved\x18\t \x01(\r\x12\x1a\n\x12\x62locks_quarantined\x18\n \x01(\r\x12!\n\x14prefill_tokens_per_s\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rdecode_step_s\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12!\n\x14transfer_bytes_per_s\x18\r \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x04\x42\x17\n\x15_prefill_tokens_per_sB\x10\n\x0e_decode_step_sB\x17\n\x15_transfer_bytes_per_s"*\n\x07\x41ttempt\x12\x10\n\x08\x64ispatch\x18\x01 \x01(\r\x12\r\n\x05trial\x18\x02 \x01(\r"F\n\tHandoffId\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x14.dovetail.v1.Attempt"(\n\x08\x42lockRun\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r"\xa2\x01\n\x10RegionDescriptor\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04\x62oot\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\x04\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06layout\x18\x07 \x01(\t\x12\x10\n\x08metadata\x18\x08 \x01(\x0c"\xe2\x01\n\nPrefillAsk\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.dovetail.v1.EngineRequest\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12%\n\x06\x62locks\x18\x04 \x03(\x0b\x32\x15.dovetail.v1.BlockRun\x12-\n\x06region\x18\x05 \x01(\x0b\x32\x1d.dovetail.v1.RegionDescriptor\x12\x13\n\x0bremaining_s\x18\x06 \x01(\x01"8\n\rSettleHandoff\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId"\xe5\x01\n\x0b\x46irstTokens\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.dovetail.v1.TokenLogprobs\x12\x31\n\x0e\x66inish_reasons\x18\x04 \x03(\x0e\x32\x19.dovetail.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x0f\n\x07queue_s\x18\x06 \x01(\x01\x12\x11\n\tprefill_s\x18\x07 \x01(\x01"Z\n\x0eHandoffRefused\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t"I\n\rHandoffFailed\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId\x12\x0f\n\x07message\x18\x02 \x01(\t"9\n\x0eHandoffSettled\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32@\n\x07Streams\x12\x35\n\x07\x43onnect\x12\x12.dovetail.v1.Frame\x1a\x12.dovetail.v1.Frame(\x01\x30\x01\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0e\x64ovetail.proto\x12\x0b\x64ovetail.v1\"t\n\x05\x46rame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.dovetail.v1.Hello\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.dovetail.v1.Message\x12\x14\n\x07\x63losing\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_closing\"\x96\x01\n\x05Hello\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\t\x12\x15\n\rexpected_boot\x18\x04 \x01(\t\x12\x0f\n\x07\x63luster\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\x12\x0e\n\x06layout\x18\x07 \x01(\t\x12\x10\n\x08protocol\x18\x08 \x01(\r\"\xef\x05\n\x07Message\x12\x32\n\rstart_request\x18\x01 \x01(\x0b\x32\x19.dovetail.v1.StartRequestH\x00\x12\x32\n\rabort_request\x18\x02 \x01(\x0b\x32\x19.dovetail.v1.AbortRequestH\x00\x12.\n\x0btoken_batch\x18\x03 \x01(\x0b\x32\x17.dovetail.v1.TokenBatchH\x00\x12.\n\x0bpath_report\x18\x04 \x01(\x0b\x32\x17.dovetail.v1.PathReportH\x00\x12\x36\n\x0frequest_refused\x18\x05 \x01(\x0b\x32\x1b.dovetail.v1.RequestRefusedH\x00\x12\x34\n\x0erequest_failed\x18\x06 \x01(\x0b\x32\x1a.dovetail.v1.RequestFailedH\x00\x12.\n\x0bworker_load\x18\x07 \x01(\x0b\x32\x17.dovetail.v1.WorkerLoadH\x00\x12.\n\x0bprefill_ask\x18\x08 \x01(\x0b\x32\x17.dovetail.v1.PrefillAskH\x00\x12\x34\n\x0esettle_handoff\x18\t \x01(\x0b\x32\x1a.dovetail.v1.SettleHandoffH\x00\x12\x30\n\x0c\x66irst_tokens\x18\n \x01(\x0b\x32\x18.dovetail.v1.FirstTokensH\x00\x12\x36\n\x0fhandoff_refused\x18\x0b \x01(\x0b\x32\x1b.dovetail.v1.HandoffRefusedH\x00\x12\x34\n\x0ehandoff_failed\x18\x0c \x01(\x0b\x32\x1a.dovetail.v1.HandoffFailedH\x00\x12\x36\n\x0fhandoff_settled\x18\r \x01(\x0b\x32\x1b.dovetail.v1.HandoffSettledH\x00\x12\x38\n\x10handoff_progress\x18\x0e \x01(\x0b\x32\x1c.dovetail.v1.HandoffProgressH\x00\x42\x06\n\x04kind\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"=\n\rTokenLogprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x01\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x03(\x01\"\xa1\x03\n\x0eSamplingParams\x12\t\n\x01n\x18\x01 \x01(\r\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x12\n\nmin_tokens\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05top_p\x18\x06 \x01(\x01\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12*\n\nlogit_bias\x18\x0b \x03(\x0b\x32\x16.dovetail.v1.TokenBias\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x15\n\reos_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04seed\x18\x10 \x01(\x04\x12(\n\tbad_words\x18\x11 \x03(\x0b\x32\x15.dovetail.v1.TokenIdsB\x0b\n\t_logprobs\"\xaf\x01\n\rEngineRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.dovetail.v1.SamplingParams\x12&\n\x07outputs\x18\x04 \x03(\x0b\x32\x15.dovetail.v1.TokenIds\x12\x11\n\tnamespace\x18\x05 \x01(\x0c\x12\x10\n\x08priority\x18\x06 \x01(\x12\"D\n\x10PrefillCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04\x62oot\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\xaa\x01\n\x0cStartRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.dovetail.v1.EngineRequest\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12\x31\n\ncandidates\x18\x03 \x03(\x0b\x32\x1d.dovetail.v1.PrefillCandidate\x12\x13\n\x0bremaining_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x61llow_local\x18\x05 \x01(\x08\"`\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12\x19\n\x0csample_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_sample_index\"\x82\x02\n\nTokenBatch\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x16\n\x0esample_indices\x18\x02 \x03(\r\x12\x12\n\ndispatches\x18\x03 \x03(\r\x12\x15\n\rstart_indices\x18\x04 \x03(\r\x12\x12\n\nnum_tokens\x18\x05 \x03(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12\x14\n\x0cnum_logprobs\x18\x07 \x03(\r\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.dovetail.v1.TokenLogprobs\x12\x31\n\x0e\x66inish_reasons\x18\t \x03(\x0e\x32\x19.dovetail.v1.FinishReason\"\xb1\x04\n\x0cRequestTrace\x12\x15\n\rdecode_worker\x18\x01 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x02 \x01(\t\x12\x1b\n\x0eprefill_worker\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x1a\n\x12\x62locks_transferred\x18\x06 \x01(\r\x12\x1d\n\x15\x62locks_reused_prefill\x18\x07 \x01(\r\x12\x1c\n\x14\x62locks_reused_decode\x18\x08 \x01(\r\x12\x19\n\x11\x62ytes_transferred\x18\t \x01(\x04\x12\x1f\n\x12reservation_wait_s\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x0fprefill_queue_s\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12\x16\n\tprefill_s\x18\x0c \x01(\x01H\x03\x88\x01\x01\x12!\n\x14prefill_round_trip_s\x18\r \x01(\x01H\x04\x88\x01\x01\x12\x1f\n\x12\x65xposed_transfer_s\x18\x0e \x01(\x01H\x05\x88\x01\x01\x12\x18\n\x0bjoin_wait_s\x18\x0f \x01(\x01H\x06\x88\x01\x01\x42\x11\n\x0f_prefill_workerB\x15\n\x13_reservation_wait_sB\x12\n\x10_prefill_queue_sB\x0c\n\n_prefill_sB\x17\n\x15_prefill_round_trip_sB\x15\n\x13_exposed_transfer_sB\x0e\n\x0c_join_wait_s\"\\\n\nPathReport\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12(\n\x05trace\x18\x03 \x01(\x0b\x32\x19.dovetail.v1.RequestTrace\"\x8c\x01\n\x0eRequestRefused\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12*\n\x04load\x18\x05 \x01(\x0b\x32\x17.dovetail.v1.WorkerLoadH\x00\x88\x01\x01\x42\x07\n\x05_load\"Y\n\rRequestFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x64ispatch\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\tretriable\x18\x04 \x01(\x08\"\xb4\x03\n\nWorkerLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x15\n\rnum_receiving\x18\x03 \x01(\r\x12\x1d\n\x15waiting_prompt_tokens\x18\x04 \x01(\x04\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\r\x12\x15\n\rblocks_cached\x18\x07 \x01(\r\x12\x14\n\x0c\x62locks_owned\x18\x08 \x01(\r\x12\x17\n\x0f\x62locks_reserved\x18\t \x01(\r\x12\x1a\n\x12\x62locks_quarantined\x18\n \x01(\r\x12!\n\x14prefill_tokens_per_s\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rdecode_step_s\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12!\n\x14transfer_bytes_per_s\x18\r \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x04\x42\x17\n\x15_prefill_tokens_per_sB\x10\n\x0e_decode_step_sB\x17\n\x15_transfer_bytes_per_s\"*\n\x07\x41ttempt\x12\x10\n\x08\x64ispatch\x18\x01 \x01(\r\x12\r\n\x05trial\x18\x02 \x01(\r\"F\n\tHandoffId\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12%\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x14.dovetail.v1.Attempt\"(\n\x08\x42lockRun\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xa2\x01\n\x10RegionDescriptor\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04\x62oot\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\x04\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06layout\x18\x07 \x01(\t\x12\x10\n\x08metadata\x18\x08 \x01(\x0c\"\xe2\x01\n\nPrefillAsk\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.dovetail.v1.EngineRequest\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12%\n\x06\x62locks\x18\x04 \x03(\x0b\x32\x15.dovetail.v1.BlockRun\x12-\n\x06region\x18\x05 \x01(\x0b\x32\x1d.dovetail.v1.RegionDescriptor\x12\x13\n\x0bremaining_s\x18\x06 \x01(\x01\"8\n\rSettleHandoff\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId\";\n\x0fHandoffProgress\x12(\n\x08handoffs\x18\x01 \x03(\x0b\x32\x16.dovetail.v1.HandoffId\"\xe5\x01\n\x0b\x46irstTokens\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.dovetail.v1.TokenLogprobs\x12\x31\n\x0e\x66inish_reasons\x18\x04 \x03(\x0e\x32\x19.dovetail.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x0f\n\x07queue_s\x18\x06 \x01(\x01\x12\x11\n\tprefill_s\x18\x07 \x01(\x01\"Z\n\x0eHandoffRefused\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"I\n\rHandoffFailed\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId\x12\x0f\n\x07message\x18\x02 \x01(\t\"9\n\x0eHandoffSettled\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.dovetail.v1.HandoffId*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32@\n\x07Streams\x12\x35\n\x07\x43onnect\x12\x12.dovetail.v1.Frame\x1a\x12.dovetail.v1.Frame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "dovetail_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dovetail_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_FINISHREASON"]._serialized_start = 4731
-    _globals["_FINISHREASON"]._serialized_end = 4876
-    _globals["_FRAME"]._serialized_start = 31
-    _globals["_FRAME"]._serialized_end = 147
-    _globals["_HELLO"]._serialized_start = 150
-    _globals["_HELLO"]._serialized_end = 300
-    _globals["_MESSAGE"]._serialized_start = 303
-    _globals["_MESSAGE"]._serialized_end = 996
-    _globals["_TOKENIDS"]._serialized_start = 998
-    _globals["_TOKENIDS"]._serialized_end = 1021
-    _globals["_TOKENBIAS"]._serialized_start = 1023
-    _globals["_TOKENBIAS"]._serialized_end = 1066
-    _globals["_TOKENLOGPROBS"]._serialized_start = 1068
-    _globals["_TOKENLOGPROBS"]._serialized_end = 1129
-    _globals["_SAMPLINGPARAMS"]._serialized_start = 1132
-    _globals["_SAMPLINGPARAMS"]._serialized_end = 1549
-    _globals["_ENGINEREQUEST"]._serialized_start = 1552
-    _globals["_ENGINEREQUEST"]._serialized_end = 1727
-    _globals["_PREFILLCANDIDATE"]._serialized_start = 1729
-    _globals["_PREFILLCANDIDATE"]._serialized_end = 1797
-    _globals["_STARTREQUEST"]._serialized_start = 1800
-    _globals["_STARTREQUEST"]._serialized_end = 1970
-    _globals["_ABORTREQUEST"]._serialized_start = 1972
-    _globals["_ABORTREQUEST"]._serialized_end = 2068
-    _globals["_TOKENBATCH"]._serialized_start = 2071
-    _globals["_TOKENBATCH"]._serialized_end = 2329
-    _globals["_REQUESTTRACE"]._serialized_start = 2332
-    _globals["_REQUESTTRACE"]._serialized_end = 2893
-    _globals["_PATHREPORT"]._serialized_start = 2895
-    _globals["_PATHREPORT"]._serialized_end = 2987
-    _globals["_REQUESTREFUSED"]._serialized_start = 2990
-    _globals["_REQUESTREFUSED"]._serialized_end = 3130
-    _globals["_REQUESTFAILED"]._serialized_start = 3132
-    _globals["_REQUESTFAILED"]._serialized_end = 3221
-    _globals["_WORKERLOAD"]._serialized_start = 3224
-    _globals["_WORKERLOAD"]._serialized_end = 3660
-    _globals["_ATTEMPT"]._serialized_start = 3662
-    _globals["_ATTEMPT"]._serialized_end = 3704
-    _globals["_HANDOFFID"]._serialized_start = 3706
-    _globals["_HANDOFFID"]._serialized_end = 3776
-    _globals["_BLOCKRUN"]._serialized_start = 3778
-    _globals["_BLOCKRUN"]._serialized_end = 3818
-    _globals["_REGIONDESCRIPTOR"]._serialized_start = 3821
-    _globals["_REGIONDESCRIPTOR"]._serialized_end = 3983
-    _globals["_PREFILLASK"]._serialized_start = 3986
-    _globals["_PREFILLASK"]._serialized_end = 4212
-    _globals["_SETTLEHANDOFF"]._serialized_start = 4214
-    _globals["_SETTLEHANDOFF"]._serialized_end = 4270
-    _globals["_FIRSTTOKENS"]._serialized_start = 4273
-    _globals["_FIRSTTOKENS"]._serialized_end = 4502
-    _globals["_HANDOFFREFUSED"]._serialized_start = 4504
-    _globals["_HANDOFFREFUSED"]._serialized_end = 4594
-    _globals["_HANDOFFFAILED"]._serialized_start = 4596
-    _globals["_HANDOFFFAILED"]._serialized_end = 4669
-    _globals["_HANDOFFSETTLED"]._serialized_start = 4671
-    _globals["_HANDOFFSETTLED"]._serialized_end = 4728
-    _globals["_STREAMS"]._serialized_start = 4878
-    _globals["_STREAMS"]._serialized_end = 4942
+  DESCRIPTOR._loaded_options = None
+  _globals['_FINISHREASON']._serialized_start=4850
+  _globals['_FINISHREASON']._serialized_end=4995
+  _globals['_FRAME']._serialized_start=31
+  _globals['_FRAME']._serialized_end=147
+  _globals['_HELLO']._serialized_start=150
+  _globals['_HELLO']._serialized_end=300
+  _globals['_MESSAGE']._serialized_start=303
+  _globals['_MESSAGE']._serialized_end=1054
+  _globals['_TOKENIDS']._serialized_start=1056
+  _globals['_TOKENIDS']._serialized_end=1079
+  _globals['_TOKENBIAS']._serialized_start=1081
+  _globals['_TOKENBIAS']._serialized_end=1124
+  _globals['_TOKENLOGPROBS']._serialized_start=1126
+  _globals['_TOKENLOGPROBS']._serialized_end=1187
+  _globals['_SAMPLINGPARAMS']._serialized_start=1190
+  _globals['_SAMPLINGPARAMS']._serialized_end=1607
+  _globals['_ENGINEREQUEST']._serialized_start=1610
+  _globals['_ENGINEREQUEST']._serialized_end=1785
+  _globals['_PREFILLCANDIDATE']._serialized_start=1787
+  _globals['_PREFILLCANDIDATE']._serialized_end=1855
+  _globals['_STARTREQUEST']._serialized_start=1858
+  _globals['_STARTREQUEST']._serialized_end=2028
+  _globals['_ABORTREQUEST']._serialized_start=2030
+  _globals['_ABORTREQUEST']._serialized_end=2126
+  _globals['_TOKENBATCH']._serialized_start=2129
+  _globals['_TOKENBATCH']._serialized_end=2387
+  _globals['_REQUESTTRACE']._serialized_start=2390
+  _globals['_REQUESTTRACE']._serialized_end=2951
+  _globals['_PATHREPORT']._serialized_start=2953
+  _globals['_PATHREPORT']._serialized_end=3045
+  _globals['_REQUESTREFUSED']._serialized_start=3048
+  _globals['_REQUESTREFUSED']._serialized_end=3188
+  _globals['_REQUESTFAILED']._serialized_start=3190
+  _globals['_REQUESTFAILED']._serialized_end=3279
+  _globals['_WORKERLOAD']._serialized_start=3282
+  _globals['_WORKERLOAD']._serialized_end=3718
+  _globals['_ATTEMPT']._serialized_start=3720
+  _globals['_ATTEMPT']._serialized_end=3762
+  _globals['_HANDOFFID']._serialized_start=3764
+  _globals['_HANDOFFID']._serialized_end=3834
+  _globals['_BLOCKRUN']._serialized_start=3836
+  _globals['_BLOCKRUN']._serialized_end=3876
+  _globals['_REGIONDESCRIPTOR']._serialized_start=3879
+  _globals['_REGIONDESCRIPTOR']._serialized_end=4041
+  _globals['_PREFILLASK']._serialized_start=4044
+  _globals['_PREFILLASK']._serialized_end=4270
+  _globals['_SETTLEHANDOFF']._serialized_start=4272
+  _globals['_SETTLEHANDOFF']._serialized_end=4328
+  _globals['_HANDOFFPROGRESS']._serialized_start=4330
+  _globals['_HANDOFFPROGRESS']._serialized_end=4389
+  _globals['_FIRSTTOKENS']._serialized_start=4392
+  _globals['_FIRSTTOKENS']._serialized_end=4621
+  _globals['_HANDOFFREFUSED']._serialized_start=4623
+  _globals['_HANDOFFREFUSED']._serialized_end=4713
+  _globals['_HANDOFFFAILED']._serialized_start=4715
+  _globals['_HANDOFFFAILED']._serialized_end=4788
+  _globals['_HANDOFFSETTLED']._serialized_start=4790
+  _globals['_HANDOFFSETTLED']._serialized_end=4847
+  _globals['_STREAMS']._serialized_start=4997
+  _globals['_STREAMS']._serialized_end=5061
 # @@protoc_insertion_point(module_scope)

@@ -14,7 +14,6 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_ABORT: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
-
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -29,24 +28,10 @@ class Frame(_message.Message):
     hello: Hello
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     closing: str
-    def __init__(
-        self,
-        hello: _Optional[_Union[Hello, _Mapping]] = ...,
-        messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...,
-        closing: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., closing: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = (
-        "kind",
-        "name",
-        "boot",
-        "expected_boot",
-        "cluster",
-        "model_fingerprint",
-        "layout",
-        "protocol",
-    )
+    __slots__ = ("kind", "name", "boot", "expected_boot", "cluster", "model_fingerprint", "layout", "protocol")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
@@ -63,34 +48,10 @@ class Hello(_message.Message):
     model_fingerprint: str
     layout: str
     protocol: int
-    def __init__(
-        self,
-        kind: _Optional[str] = ...,
-        name: _Optional[str] = ...,
-        boot: _Optional[str] = ...,
-        expected_boot: _Optional[str] = ...,
-        cluster: _Optional[str] = ...,
-        model_fingerprint: _Optional[str] = ...,
-        layout: _Optional[str] = ...,
-        protocol: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., boot: _Optional[str] = ..., expected_boot: _Optional[str] = ..., cluster: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = (
-        "start_request",
-        "abort_request",
-        "token_batch",
-        "path_report",
-        "request_refused",
-        "request_failed",
-        "worker_load",
-        "prefill_ask",
-        "settle_handoff",
-        "first_tokens",
-        "handoff_refused",
-        "handoff_failed",
-        "handoff_settled",
-    )
+    __slots__ = ("start_request", "abort_request", "token_batch", "path_report", "request_refused", "request_failed", "worker_load", "prefill_ask", "settle_handoff", "first_tokens", "handoff_refused", "handoff_failed", "handoff_settled", "handoff_progress")
     START_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ABORT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +65,7 @@ class Message(_message.Message):
     HANDOFF_REFUSED_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_FAILED_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_SETTLED_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     start_request: StartRequest
     abort_request: AbortRequest
     token_batch: TokenBatch
@@ -117,22 +79,8 @@ class Message(_message.Message):
     handoff_refused: HandoffRefused
     handoff_failed: HandoffFailed
     handoff_settled: HandoffSettled
-    def __init__(
-        self,
-        start_request: _Optional[_Union[StartRequest, _Mapping]] = ...,
-        abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ...,
-        token_batch: _Optional[_Union[TokenBatch, _Mapping]] = ...,
-        path_report: _Optional[_Union[PathReport, _Mapping]] = ...,
-        request_refused: _Optional[_Union[RequestRefused, _Mapping]] = ...,
-        request_failed: _Optional[_Union[RequestFailed, _Mapping]] = ...,
-        worker_load: _Optional[_Union[WorkerLoad, _Mapping]] = ...,
-        prefill_ask: _Optional[_Union[PrefillAsk, _Mapping]] = ...,
-        settle_handoff: _Optional[_Union[SettleHandoff, _Mapping]] = ...,
-        first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ...,
-        handoff_refused: _Optional[_Union[HandoffRefused, _Mapping]] = ...,
-        handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ...,
-        handoff_settled: _Optional[_Union[HandoffSettled, _Mapping]] = ...,
-    ) -> None: ...
+    handoff_progress: HandoffProgress
+    def __init__(self, start_request: _Optional[_Union[StartRequest, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., token_batch: _Optional[_Union[TokenBatch, _Mapping]] = ..., path_report: _Optional[_Union[PathReport, _Mapping]] = ..., request_refused: _Optional[_Union[RequestRefused, _Mapping]] = ..., request_failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., worker_load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., prefill_ask: _Optional[_Union[PrefillAsk, _Mapping]] = ..., settle_handoff: _Optional[_Union[SettleHandoff, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., handoff_refused: _Optional[_Union[HandoffRefused, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., handoff_settled: _Optional[_Union[HandoffSettled, _Mapping]] = ..., handoff_progress: _Optional[_Union[HandoffProgress, _Mapping]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -156,33 +104,10 @@ class TokenLogprobs(_message.Message):
     chosen: float
     top_ids: _containers.RepeatedScalarFieldContainer[int]
     top: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(
-        self,
-        chosen: _Optional[float] = ...,
-        top_ids: _Optional[_Iterable[int]] = ...,
-        top: _Optional[_Iterable[float]] = ...,
-    ) -> None: ...
+    def __init__(self, chosen: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = (
-        "n",
-        "max_tokens",
-        "min_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "stop_token_ids",
-        "eos_token_ids",
-        "ignore_eos",
-        "logprobs",
-        "seed",
-        "bad_words",
-    )
+    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids", "eos_token_ids", "ignore_eos", "logprobs", "seed", "bad_words")
     N_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -217,26 +142,7 @@ class SamplingParams(_message.Message):
     logprobs: int
     seed: int
     bad_words: _containers.RepeatedCompositeFieldContainer[TokenIds]
-    def __init__(
-        self,
-        n: _Optional[int] = ...,
-        max_tokens: _Optional[int] = ...,
-        min_tokens: _Optional[int] = ...,
-        temperature: _Optional[float] = ...,
-        top_k: _Optional[int] = ...,
-        top_p: _Optional[float] = ...,
-        min_p: _Optional[float] = ...,
-        repetition_penalty: _Optional[float] = ...,
-        presence_penalty: _Optional[float] = ...,
-        frequency_penalty: _Optional[float] = ...,
-        logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ...,
-        stop_token_ids: _Optional[_Iterable[int]] = ...,
-        eos_token_ids: _Optional[_Iterable[int]] = ...,
-        ignore_eos: _Optional[bool] = ...,
-        logprobs: _Optional[int] = ...,
-        seed: _Optional[int] = ...,
-        bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., seed: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...) -> None: ...
 
 class EngineRequest(_message.Message):
     __slots__ = ("request_id", "prompt", "sampling", "outputs", "namespace", "priority")
@@ -252,15 +158,7 @@ class EngineRequest(_message.Message):
     outputs: _containers.RepeatedCompositeFieldContainer[TokenIds]
     namespace: bytes
     priority: int
-    def __init__(
-        self,
-        request_id: _Optional[str] = ...,
-        prompt: _Optional[_Iterable[int]] = ...,
-        sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...,
-        outputs: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...,
-        namespace: _Optional[bytes] = ...,
-        priority: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., namespace: _Optional[bytes] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class PrefillCandidate(_message.Message):
     __slots__ = ("worker_id", "boot", "address")
@@ -270,12 +168,7 @@ class PrefillCandidate(_message.Message):
     worker_id: str
     boot: str
     address: str
-    def __init__(
-        self,
-        worker_id: _Optional[str] = ...,
-        boot: _Optional[str] = ...,
-        address: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., boot: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class StartRequest(_message.Message):
     __slots__ = ("request", "dispatch", "candidates", "remaining_s", "allow_local")
@@ -289,14 +182,7 @@ class StartRequest(_message.Message):
     candidates: _containers.RepeatedCompositeFieldContainer[PrefillCandidate]
     remaining_s: float
     allow_local: bool
-    def __init__(
-        self,
-        request: _Optional[_Union[EngineRequest, _Mapping]] = ...,
-        dispatch: _Optional[int] = ...,
-        candidates: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ...,
-        remaining_s: _Optional[float] = ...,
-        allow_local: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, request: _Optional[_Union[EngineRequest, _Mapping]] = ..., dispatch: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., remaining_s: _Optional[float] = ..., allow_local: _Optional[bool] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id", "dispatch", "sample_index")
@@ -306,25 +192,10 @@ class AbortRequest(_message.Message):
     request_id: str
     dispatch: int
     sample_index: int
-    def __init__(
-        self,
-        request_id: _Optional[str] = ...,
-        dispatch: _Optional[int] = ...,
-        sample_index: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., dispatch: _Optional[int] = ..., sample_index: _Optional[int] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
-    __slots__ = (
-        "request_ids",
-        "sample_indices",
-        "dispatches",
-        "start_indices",
-        "num_tokens",
-        "token_ids",
-        "num_logprobs",
-        "logprobs",
-        "finish_reasons",
-    )
+    __slots__ = ("request_ids", "sample_indices", "dispatches", "start_indices", "num_tokens", "token_ids", "num_logprobs", "logprobs", "finish_reasons")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDICES_FIELD_NUMBER: _ClassVar[int]
     DISPATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -343,37 +214,10 @@ class TokenBatch(_message.Message):
     num_logprobs: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     finish_reasons: _containers.RepeatedScalarFieldContainer[FinishReason]
-    def __init__(
-        self,
-        request_ids: _Optional[_Iterable[str]] = ...,
-        sample_indices: _Optional[_Iterable[int]] = ...,
-        dispatches: _Optional[_Iterable[int]] = ...,
-        start_indices: _Optional[_Iterable[int]] = ...,
-        num_tokens: _Optional[_Iterable[int]] = ...,
-        token_ids: _Optional[_Iterable[int]] = ...,
-        num_logprobs: _Optional[_Iterable[int]] = ...,
-        logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...,
-        finish_reasons: _Optional[_Iterable[_Union[FinishReason, str]]] = ...,
-    ) -> None: ...
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., sample_indices: _Optional[_Iterable[int]] = ..., dispatches: _Optional[_Iterable[int]] = ..., start_indices: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reasons: _Optional[_Iterable[_Union[FinishReason, str]]] = ...) -> None: ...
 
 class RequestTrace(_message.Message):
-    __slots__ = (
-        "decode_worker",
-        "decision",
-        "prefill_worker",
-        "attempt",
-        "cached_tokens",
-        "blocks_transferred",
-        "blocks_reused_prefill",
-        "blocks_reused_decode",
-        "bytes_transferred",
-        "reservation_wait_s",
-        "prefill_queue_s",
-        "prefill_s",
-        "prefill_round_trip_s",
-        "exposed_transfer_s",
-        "join_wait_s",
-    )
+    __slots__ = ("decode_worker", "decision", "prefill_worker", "attempt", "cached_tokens", "blocks_transferred", "blocks_reused_prefill", "blocks_reused_decode", "bytes_transferred", "reservation_wait_s", "prefill_queue_s", "prefill_s", "prefill_round_trip_s", "exposed_transfer_s", "join_wait_s")
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -404,24 +248,7 @@ class RequestTrace(_message.Message):
     prefill_round_trip_s: float
     exposed_transfer_s: float
     join_wait_s: float
-    def __init__(
-        self,
-        decode_worker: _Optional[str] = ...,
-        decision: _Optional[str] = ...,
-        prefill_worker: _Optional[str] = ...,
-        attempt: _Optional[int] = ...,
-        cached_tokens: _Optional[int] = ...,
-        blocks_transferred: _Optional[int] = ...,
-        blocks_reused_prefill: _Optional[int] = ...,
-        blocks_reused_decode: _Optional[int] = ...,
-        bytes_transferred: _Optional[int] = ...,
-        reservation_wait_s: _Optional[float] = ...,
-        prefill_queue_s: _Optional[float] = ...,
-        prefill_s: _Optional[float] = ...,
-        prefill_round_trip_s: _Optional[float] = ...,
-        exposed_transfer_s: _Optional[float] = ...,
-        join_wait_s: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, decode_worker: _Optional[str] = ..., decision: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., attempt: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., blocks_transferred: _Optional[int] = ..., blocks_reused_prefill: _Optional[int] = ..., blocks_reused_decode: _Optional[int] = ..., bytes_transferred: _Optional[int] = ..., reservation_wait_s: _Optional[float] = ..., prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., prefill_round_trip_s: _Optional[float] = ..., exposed_transfer_s: _Optional[float] = ..., join_wait_s: _Optional[float] = ...) -> None: ...
 
 class PathReport(_message.Message):
     __slots__ = ("request_id", "dispatch", "trace")
@@ -431,12 +258,7 @@ class PathReport(_message.Message):
     request_id: str
     dispatch: int
     trace: RequestTrace
-    def __init__(
-        self,
-        request_id: _Optional[str] = ...,
-        dispatch: _Optional[int] = ...,
-        trace: _Optional[_Union[RequestTrace, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., dispatch: _Optional[int] = ..., trace: _Optional[_Union[RequestTrace, _Mapping]] = ...) -> None: ...
 
 class RequestRefused(_message.Message):
     __slots__ = ("request_id", "dispatch", "reason", "message", "load")
@@ -450,14 +272,7 @@ class RequestRefused(_message.Message):
     reason: str
     message: str
     load: WorkerLoad
-    def __init__(
-        self,
-        request_id: _Optional[str] = ...,
-        dispatch: _Optional[int] = ...,
-        reason: _Optional[str] = ...,
-        message: _Optional[str] = ...,
-        load: _Optional[_Union[WorkerLoad, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., dispatch: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("request_id", "dispatch", "message", "retriable")
@@ -469,31 +284,10 @@ class RequestFailed(_message.Message):
     dispatch: int
     message: str
     retriable: bool
-    def __init__(
-        self,
-        request_id: _Optional[str] = ...,
-        dispatch: _Optional[int] = ...,
-        message: _Optional[str] = ...,
-        retriable: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., dispatch: _Optional[int] = ..., message: _Optional[str] = ..., retriable: _Optional[bool] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = (
-        "num_running",
-        "num_waiting",
-        "num_receiving",
-        "waiting_prompt_tokens",
-        "blocks_total",
-        "blocks_free",
-        "blocks_cached",
-        "blocks_owned",
-        "blocks_reserved",
-        "blocks_quarantined",
-        "prefill_tokens_per_s",
-        "decode_step_s",
-        "transfer_bytes_per_s",
-        "preemptions",
-    )
+    __slots__ = ("num_running", "num_waiting", "num_receiving", "waiting_prompt_tokens", "blocks_total", "blocks_free", "blocks_cached", "blocks_owned", "blocks_reserved", "blocks_quarantined", "prefill_tokens_per_s", "decode_step_s", "transfer_bytes_per_s", "preemptions")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RECEIVING_FIELD_NUMBER: _ClassVar[int]
@@ -522,23 +316,7 @@ class WorkerLoad(_message.Message):
     decode_step_s: float
     transfer_bytes_per_s: float
     preemptions: int
-    def __init__(
-        self,
-        num_running: _Optional[int] = ...,
-        num_waiting: _Optional[int] = ...,
-        num_receiving: _Optional[int] = ...,
-        waiting_prompt_tokens: _Optional[int] = ...,
-        blocks_total: _Optional[int] = ...,
-        blocks_free: _Optional[int] = ...,
-        blocks_cached: _Optional[int] = ...,
-        blocks_owned: _Optional[int] = ...,
-        blocks_reserved: _Optional[int] = ...,
-        blocks_quarantined: _Optional[int] = ...,
-        prefill_tokens_per_s: _Optional[float] = ...,
-        decode_step_s: _Optional[float] = ...,
-        transfer_bytes_per_s: _Optional[float] = ...,
-        preemptions: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_receiving: _Optional[int] = ..., waiting_prompt_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_owned: _Optional[int] = ..., blocks_reserved: _Optional[int] = ..., blocks_quarantined: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., transfer_bytes_per_s: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("dispatch", "trial")
@@ -554,9 +332,7 @@ class HandoffId(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: Attempt
-    def __init__(
-        self, request_id: _Optional[str] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ...
-    ) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ...) -> None: ...
 
 class BlockRun(_message.Message):
     __slots__ = ("first", "count")
@@ -567,16 +343,7 @@ class BlockRun(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RegionDescriptor(_message.Message):
-    __slots__ = (
-        "worker_id",
-        "boot",
-        "generation",
-        "address",
-        "num_bytes",
-        "block_bytes",
-        "layout",
-        "metadata",
-    )
+    __slots__ = ("worker_id", "boot", "generation", "address", "num_bytes", "block_bytes", "layout", "metadata")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -593,17 +360,7 @@ class RegionDescriptor(_message.Message):
     block_bytes: int
     layout: str
     metadata: bytes
-    def __init__(
-        self,
-        worker_id: _Optional[str] = ...,
-        boot: _Optional[str] = ...,
-        generation: _Optional[int] = ...,
-        address: _Optional[int] = ...,
-        num_bytes: _Optional[int] = ...,
-        block_bytes: _Optional[int] = ...,
-        layout: _Optional[str] = ...,
-        metadata: _Optional[bytes] = ...,
-    ) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., boot: _Optional[str] = ..., generation: _Optional[int] = ..., address: _Optional[int] = ..., num_bytes: _Optional[int] = ..., block_bytes: _Optional[int] = ..., layout: _Optional[str] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class PrefillAsk(_message.Message):
     __slots__ = ("handoff", "request", "first_block", "blocks", "region", "remaining_s")
@@ -619,15 +376,7 @@ class PrefillAsk(_message.Message):
     blocks: _containers.RepeatedCompositeFieldContainer[BlockRun]
     region: RegionDescriptor
     remaining_s: float
-    def __init__(
-        self,
-        handoff: _Optional[_Union[HandoffId, _Mapping]] = ...,
-        request: _Optional[_Union[EngineRequest, _Mapping]] = ...,
-        first_block: _Optional[int] = ...,
-        blocks: _Optional[_Iterable[_Union[BlockRun, _Mapping]]] = ...,
-        region: _Optional[_Union[RegionDescriptor, _Mapping]] = ...,
-        remaining_s: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ..., request: _Optional[_Union[EngineRequest, _Mapping]] = ..., first_block: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockRun, _Mapping]]] = ..., region: _Optional[_Union[RegionDescriptor, _Mapping]] = ..., remaining_s: _Optional[float] = ...) -> None: ...
 
 class SettleHandoff(_message.Message):
     __slots__ = ("handoff",)
@@ -635,16 +384,14 @@ class SettleHandoff(_message.Message):
     handoff: HandoffId
     def __init__(self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ...) -> None: ...
 
+class HandoffProgress(_message.Message):
+    __slots__ = ("handoffs",)
+    HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    handoffs: _containers.RepeatedCompositeFieldContainer[HandoffId]
+    def __init__(self, handoffs: _Optional[_Iterable[_Union[HandoffId, _Mapping]]] = ...) -> None: ...
+
 class FirstTokens(_message.Message):
-    __slots__ = (
-        "handoff",
-        "token_ids",
-        "logprobs",
-        "finish_reasons",
-        "cached_tokens",
-        "queue_s",
-        "prefill_s",
-    )
+    __slots__ = ("handoff", "token_ids", "logprobs", "finish_reasons", "cached_tokens", "queue_s", "prefill_s")
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -659,16 +406,7 @@ class FirstTokens(_message.Message):
     cached_tokens: int
     queue_s: float
     prefill_s: float
-    def __init__(
-        self,
-        handoff: _Optional[_Union[HandoffId, _Mapping]] = ...,
-        token_ids: _Optional[_Iterable[int]] = ...,
-        logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...,
-        finish_reasons: _Optional[_Iterable[_Union[FinishReason, str]]] = ...,
-        cached_tokens: _Optional[int] = ...,
-        queue_s: _Optional[float] = ...,
-        prefill_s: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reasons: _Optional[_Iterable[_Union[FinishReason, str]]] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ...) -> None: ...
 
 class HandoffRefused(_message.Message):
     __slots__ = ("handoff", "reason", "message")
@@ -678,12 +416,7 @@ class HandoffRefused(_message.Message):
     handoff: HandoffId
     reason: str
     message: str
-    def __init__(
-        self,
-        handoff: _Optional[_Union[HandoffId, _Mapping]] = ...,
-        reason: _Optional[str] = ...,
-        message: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class HandoffFailed(_message.Message):
     __slots__ = ("handoff", "message")
@@ -691,9 +424,7 @@ class HandoffFailed(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     handoff: HandoffId
     message: str
-    def __init__(
-        self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ..., message: _Optional[str] = ...
-    ) -> None: ...
+    def __init__(self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class HandoffSettled(_message.Message):
     __slots__ = ("handoff",)

@@ -52,6 +52,12 @@ class FoundLocally(msgspec.Struct, frozen=True):
     """The engine held all reusable blocks already and computes the rest itself."""
 
 
+class AttemptAlive(msgspec.Struct, frozen=True):
+    """The prefill worker has this attempt queued or computes it: a `HandoffProgress` names it."""
+
+    handoff: HandoffId
+
+
 class AskUndelivered(msgspec.Struct, frozen=True):
     """The ask never left this process, so nothing was or will be written."""
 
@@ -86,7 +92,14 @@ class Tick(msgspec.Struct, frozen=True):
     """Time passed."""
 
 
-PeerEvent = FirstTokens | HandoffRefused | HandoffFailed | AskUndelivered | WriteNotification
+PeerEvent = (
+    AttemptAlive
+    | FirstTokens
+    | HandoffRefused
+    | HandoffFailed
+    | AskUndelivered
+    | WriteNotification
+)
 OwnEvent = BlocksReserved | FoundLocally | PeerLost | RegionRevoked | SampleAborted | Aborted | Tick
 Event = PeerEvent | OwnEvent
 

@@ -48,6 +48,7 @@ from kv_transfer.handoff.decode_messages import (
     Aborted,
     Ask,
     AskUndelivered,
+    AttemptAlive,
     AttemptEnded,
     AttemptOutcome,
     BlocksReserved,
@@ -85,7 +86,8 @@ class Terms(msgspec.Struct, frozen=True):
         candidates: prefill workers in the order in which they are asked, at least one.
         allow_local: whether the prompt may be computed here once no candidate is left.
         deadline: of the request, in this process's monotonic seconds.
-        try_s: seconds without progress after which the next candidate is asked.
+        try_s: seconds without progress after which the next candidate is asked. A prefill worker
+            that says it has the attempt queued is progress; its silence is not.
     """
 
     boot: Boot
@@ -180,6 +182,8 @@ def _peer_says(state: DecodeSide, event: PeerEvent, now: float) -> Step:
     if state.phase is not Phase.RECEIVING or event.handoff != state.handoff:
         return state, ()
     match event:
+        case AttemptAlive():
+            return replace(state, progress_at=now), ()
         case FirstTokens():
             return _tokens(state, event, now)
         case WriteNotification():

@@ -129,6 +129,11 @@ class PrefillSide(msgspec.Struct, frozen=True):
     outcome: AttemptOutcome = AttemptOutcome.COMPLETED
 
     @property
+    def is_working(self) -> bool:
+        """Return whether the prompt is not computed yet, and still wanted."""
+        return self.stage in (Stage.QUEUED, Stage.COMPUTING)
+
+    @property
     def num_first_tokens(self) -> int:
         """Return how many tokens are to be sampled: none when outputs are forced."""
         return 0 if self.ask.request.outputs else self.ask.request.sampling.n
@@ -345,8 +350,7 @@ def _stop(state: PrefillSide, outcome: AttemptOutcome, now: float) -> Step:
 
 
 def _when_over(state: PrefillSide) -> Step:
-    is_working = state.stage in (Stage.QUEUED, Stage.COMPUTING)
-    if is_working or state.pending or state.failed:
+    if state.is_working or state.pending or state.failed:
         return state, ()
     handoff = state.ask.handoff
     is_settled = state.wants_answer and not state.may_land

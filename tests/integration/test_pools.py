@@ -385,6 +385,21 @@ async def test_a_lost_notification_ends_by_the_progress_deadline() -> None:
         await cluster.until_idle()
 
 
+async def test_waiting_in_a_prefill_queue_is_not_silence() -> None:
+    async with pool_cluster(num_blocks=128, try_s=0.3, prompt_token_s=0.004) as cluster:
+        requests = [request_of(f"r{i}", range(100 * i, 100 * i + 60)) for i in range(4)]
+        answers = [cluster.router.start(request, cluster.candidates) for request in requests]
+        for request, answer in zip(requests, answers, strict=True):
+            cluster.expect(request, await served(answer, request))
+            assert answer.traces[-1].decision == "disaggregated"
+        queue_s = [answer.traces[-1].prefill_queue_s or 0.0 for answer in answers]
+        assert max(queue_s) > 0.3, "longer than a try without progress"
+        decode = cluster.decode.stats()
+        assert decode is not None
+        assert decode.handoffs_by_outcome[AttemptOutcome.COMPLETED] == 4
+        await cluster.until_idle()
+
+
 async def test_a_router_that_leaves_ends_its_requests() -> None:
     async with pool_cluster(faults=Faults(min_delay_s=0.01, max_delay_s=0.02)) as cluster:
         for i in range(6):
