@@ -120,10 +120,10 @@ def reusable(prompts: Sequence[Prompt]) -> list[int]:
 class TestColocated:
     ARGUMENTS = ("--colocated", "1")
 
-    def test_one_at_a_time(self, cluster: Cluster, figures: Figures) -> None:
-        answered = ask_all(cluster, twenty_prompts(), clients=1)
+    def test_cold_cache(self, cluster: Cluster, figures: Figures) -> None:
+        answered = ask_all(cluster, twenty_prompts())
         assert {path["decision"] for _, path in answered} == {"colocated"}
-        check("colocated, one at a time", answered, figures)
+        check("colocated", answered, figures)
 
     def test_batch_of_16(self, cluster: Cluster, figures: Figures) -> None:
         """Chunks and decodes of fresh prompts, of 7 to 202 tokens, share steps."""
@@ -166,13 +166,13 @@ class TestDisaggregated:
     def test_prefix_on_the_decode_side_only(self, cluster: Cluster, figures: Figures) -> None:
         """The prefill worker computes the prefix too, and sends only what follows it."""
         prefix = story(202, 400)
-        ask(cluster, Prompt("prefix on decode", prefix), "never")
+        alone = ask(cluster, Prompt("prefix on decode", prefix), "never")
         prompt = Prompt("prefix on decode and 200 more", prefix + story(200, 200))
-        answered = [ask(cluster, prompt, "always")]
-        check_handoffs(answered)
-        assert reused(answered, "decode") == [25]
-        assert reused(answered, "prefill") == [0]
-        check("a prefix on the decode side only", answered, figures)
+        longer = ask(cluster, prompt, "always")
+        check_handoffs([longer])
+        assert reused([longer], "decode") == [25]
+        assert reused([longer], "prefill") == [0]
+        check("a prefix on the decode side only", [alone, longer], figures)
 
     def test_prefix_on_the_prefill_side_only(self, cluster: Cluster, figures: Figures) -> None:
         """A decode worker that starts again has an empty cache."""
