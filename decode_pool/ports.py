@@ -43,7 +43,7 @@ class DecodePorts:
         engine: its `on_events` is `DecodeWorker.on_engine_events`, its `on_failure`
             `DecodeWorker.on_failure`.
         fabric: its transport has `region` registered; its `on_notification` is
-            `DecodeWorker.on_notification`.
+            `DecodeWorker.on_notification`, its `on_failure` `DecodeWorker.on_failure`.
         on_cache_changed: the cache ledger's writer.
         on_preempted: records a preempted request in the control plane.
         on_resumed: it runs again, or is over.

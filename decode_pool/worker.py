@@ -100,7 +100,7 @@ class DecodeWorker:
                 self._inbox.put(partial(Requests.engine_says, event=event))
 
     def on_failure(self, error: BaseException) -> None:
-        """For `EngineThread`: end `run` with what ended the engine."""
+        """For `EngineThread` and `TransferThread`: end `run` with what ended the thread."""
         self._inbox.put(lambda _: _raise(error))
 
     def on_notification(self, notification: Notification) -> None:

@@ -160,6 +160,7 @@ def _start_fabric(
         poll_s=config.kv_transfer.poll_s,
         clock=clock,
         on_outcome=metrics.fabric.observe,
+        on_failure=worker.on_failure,
     )
     stack.push_async_callback(fabric.stop)
     fabric.start()

@@ -97,9 +97,12 @@ class TransferThread:
         poll_s: sleep between polls, at least `MIN_POLL_S`.
         on_outcome: called on the loop with every write's end, before its future resolves, also
             when that future was cancelled; for metrics.
+        on_failure: called on the loop when the thread crashed: the transport raised what it must
+            not. Every write and call has then failed, and all that follow do. Without it, the
+            loop's exception handler is told.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only wiring, called once
         self,
         transport: Transport,
         *,
@@ -108,11 +111,13 @@ class TransferThread:
         poll_s: float,
         clock: Clock,
         on_outcome: Callable[[WriteOutcome], None] | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._transport = transport
         self._loop = loop
         self._on_notification = on_notification
         self._on_outcome = on_outcome
+        self._on_failure = on_failure
         self._poll_s = max(poll_s, MIN_POLL_S)
         self._clock = clock
         self._wake = threading.Condition()
@@ -241,7 +246,7 @@ class TransferThread:
             while self._iterate():
                 pass
             self._fail_pending(_STOPPED)
-        except Exception as error:  # noqa: BLE001 - reported to the loop's handler below
+        except Exception as error:  # noqa: BLE001 - reported by `_end` below
             crash = error
             self._fail_pending(f"the transfer thread failed: {error!r}")
         self._reply(self._end, crash)
@@ -333,9 +338,13 @@ class TransferThread:
             if job.future is not None:
                 _set_exception(job.future, FabricError("the transfer thread failed"))
         self._ended.set_result(None)
-        if crash is not None:
-            message = "the transfer thread failed"
-            self._loop.call_exception_handler({"message": message, "exception": crash})
+        if crash is None:
+            return
+        if self._on_failure is not None:
+            self._on_failure(crash)
+            return
+        message = "the transfer thread failed"
+        self._loop.call_exception_handler({"message": message, "exception": crash})
 
 
 def _set_result(future: asyncio.Future[_T], result: _T) -> None:

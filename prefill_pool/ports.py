@@ -19,7 +19,8 @@ class PrefillPorts:
     Attributes:
         engine: its `on_events` is `PrefillWorker.on_engine_events`, its `on_failure`
             `PrefillWorker.on_failure`.
-        fabric: its transport has `region` registered.
+        fabric: its transport has `region` registered; its `on_failure` is
+            `PrefillWorker.on_failure`.
         new_transport: makes a fresh agent of the same name, when the old one must be destroyed to
             let go of blocks; called on the fabric's thread.
         on_cache_changed: the cache ledger's writer.

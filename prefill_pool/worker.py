@@ -82,7 +82,7 @@ class PrefillWorker:
                 self._inbox.put(partial(Attempts.engine_says, event=event))
 
     def on_failure(self, error: BaseException) -> None:
-        """For `EngineThread`: end `run` with what ended the engine."""
+        """For `EngineThread` and `TransferThread`: end `run` with what ended the thread."""
         self._inbox.put(lambda _: _raise(error))
 
     # --- the process ------------------------------------------------------------------------

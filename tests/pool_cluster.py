@@ -249,6 +249,7 @@ class Machine:
             on_notification=on_notification,
             poll_s=0.0002,
             clock=SystemClock(),
+            on_failure=on_failure,
         )
         self.engine.start()
         self.fabric.start()

@@ -93,12 +93,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 PeerEvent = (
-    AttemptAlive
-    | FirstTokens
-    | HandoffRefused
-    | HandoffFailed
-    | AskUndelivered
-    | WriteNotification
+    AttemptAlive | FirstTokens | HandoffRefused | HandoffFailed | AskUndelivered | WriteNotification
 )
 OwnEvent = BlocksReserved | FoundLocally | PeerLost | RegionRevoked | SampleAborted | Aborted | Tick
 Event = PeerEvent | OwnEvent

@@ -7,6 +7,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -14,6 +15,7 @@ from core.request import EngineRequest, FinishReason
 from core.worker_record import Role
 from kv_transfer.handoff.decode_messages import AttemptOutcome
 from kv_transfer.inprocess_model import Faults
+from kv_transfer.transport import Transport
 from tests.pool_cluster import EOS, Answer, PoolCluster, finished, pool_cluster, request_of
 
 pytestmark = pytest.mark.anyio
@@ -473,6 +475,31 @@ async def test_an_engine_that_fails_ends_its_worker_loudly(victim: str) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await break_an_engine(victim)
     assert caught.group_contains(AssertionError, match="a broken invariant")
+
+
+@pytest.mark.parametrize("victim", ["decode", "prefill"])
+async def test_a_fabric_that_fails_ends_its_worker_loudly(victim: str) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        await break_a_fabric(victim)
+    assert caught.group_contains(AssertionError, match="a broken transport")
+
+
+class BrokenTransport:
+    def notifications(self) -> None:
+        msg = "a broken transport"
+        raise AssertionError(msg)
+
+    def close(self) -> None:
+        """Nothing to destroy."""
+
+
+async def break_a_fabric(victim: str) -> None:
+    async with pool_cluster() as cluster:
+        machine = cluster.decode_machine if victim == "decode" else cluster.prefill_machines[0]
+        await until(lambda: bool(cluster.router.loads))  # started
+        await machine.fabric.renew(lambda: cast("Transport", BrokenTransport()))
+        machine.fabric.watch()
+        await asyncio.wait([machine.task], timeout=5.0)
 
 
 async def break_an_engine(victim: str) -> None:
