@@ -304,6 +304,8 @@ class Requests:
             handoff = HandoffId(request.request_id, Attempt(message.dispatch, 1))
             live.side = DecodeSide(terms, request, handoff)
             self._handing_off[request.request_id] = live
+        extra = {"request_id": live.request_id}
+        _log.info("%d prompt tokens: %s", len(request.prompt), live.path.decision, extra=extra)
         self._live[request.request_id] = live
         self._by_engine_id[live.engine_id] = live
         return live

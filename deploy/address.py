@@ -54,6 +54,16 @@ def exposure_warning(config: Config) -> str | None:
     )
 
 
+def fabric_warning(config: Config) -> str | None:
+    """Return a warning when others than this machine reach the workers' KV memory."""
+    if is_loopback(config.kv_transfer.listen):
+        return None
+    return (
+        f"warning: the fabric binds to {config.kv_transfer.listen} (kv_transfer.listen); whoever "
+        "reaches it can read and write KV memory, keep it on a private network"
+    )
+
+
 def claim_port(host: str, port: int) -> int:
     """Bind and let go, so that a port in use is said before anything starts.
 

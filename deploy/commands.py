@@ -16,7 +16,7 @@ from core.environment import without_proxies
 from core.errors import DovetailError, UsageError
 from core.ids import WorkerId
 from core.worker_record import Role
-from deploy.address import exposure_warning, is_loopback, is_wildcard, parse_listen
+from deploy.address import exposure_warning, fabric_warning, is_loopback, is_wildcard, parse_listen
 from deploy.arguments import build_parser
 from deploy.cpu_shares import parse_cpus
 from deploy.model_path import resolve_model
@@ -63,7 +63,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _up(arguments: argparse.Namespace) -> int:
     config = _config(arguments, defaults={"log.level": "warning"})
-    _warn_of_exposure(config)
+    _warn(exposure_warning(config))
+    _warn(fabric_warning(config))
     options = _up_options(arguments, config)
 
     # Imported here, as in all commands: what a command does not use costs it no time.
@@ -96,7 +97,7 @@ def _router(arguments: argparse.Namespace) -> int:
         ready_fd=arguments.ready_fd,
     )
     if arguments.parent_pid is None:  # else the launcher said it
-        _warn_of_exposure(config)
+        _warn(exposure_warning(config))
     without_proxies()
 
     import uvloop  # noqa: PLC0415
@@ -111,6 +112,8 @@ def _worker(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
     _require_etcd(config, "worker")
     options = _worker_options(arguments, config)
+    if arguments.parent_pid is None:  # else the launcher said it
+        _warn(fabric_warning(config))
     if arguments.cpus is not None:
         _pin(arguments.cpus)
     without_proxies()
@@ -193,9 +196,8 @@ def _require_etcd(config: Config, command: str) -> None:
         raise UsageError(msg)
 
 
-def _warn_of_exposure(config: Config) -> None:
-    warning = exposure_warning(config)
-    if warning is not None:
+def _warn(warning: str | None) -> None:
+    if warning:
         complain(warning)
 
 

@@ -106,6 +106,8 @@ class Attempts:
             for effect in effects:
                 self._refused(stream, effect)
             return
+        extra = {"request_id": handoff.request_id}
+        _log.info("%d prompt tokens for a peer", len(ask.request.prompt), extra=extra)
         attempt = _Attempt(side, RequestId(str(handoff)), stream)
         self._attempts[handoff] = attempt
         self._handoffs[attempt.engine_id] = handoff

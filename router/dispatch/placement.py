@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -22,6 +23,8 @@ from router.policy.choice import Policy
 from router.policy.decision import Decision, Refusal
 from router.policy.prefix_index import PrefixIndex
 from router.policy.views import Dice, PolicySettings
+
+_log = logging.getLogger(__name__)
 
 
 class Placement:
@@ -74,6 +77,8 @@ class Placement:
         self._join(live, link, decision, now)
         link.send(_start(live, decision, dispatch, now))
         self._metrics.decided(decision.reason, is_first=is_first)
+        extra = {"request_id": live.request.request_id}
+        _log.info("sent to %s: %s", decision.worker_id, decision.reason, extra=extra)
         return live.state.sent(decision.worker_id, now, is_suspect=link.is_suspect)
 
     def leave(self, live: LiveRequest) -> None:

@@ -151,9 +151,11 @@ def test_samples_share_the_blocks_of_their_prompt(served: Served) -> None:
     prefill = "colocated-0" if served.is_colocated else "prefill-0"
     copies = grown(before, after, "dovetail:block_copies_total")
     assert copies == dict.fromkeys(copies, 0) | {decode: 3}
+    computed_for = "prompt_tokens" if served.is_colocated else "peer_prompt_tokens"
+    name = f"dovetail:{computed_for}_total"
     computed = {
-        worker: after[worker].total("dovetail:prompt_tokens_total", source="local_compute")
-        - before[worker].total("dovetail:prompt_tokens_total", source="local_compute")
+        worker: after[worker].total(name, source="local_compute")
+        - before[worker].total(name, source="local_compute")
         for worker in after
     }
     assert computed == dict.fromkeys(computed, 0) | {prefill: 50}

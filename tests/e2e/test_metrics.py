@@ -140,18 +140,29 @@ def test_each_series_is_where_it_belongs_with_vllm_s_labels(grown: Grown) -> Non
         assert config["block_size"] == "16"
 
 
-def test_prompt_tokens_by_source_sum_to_the_prompt_tokens(grown: Grown) -> None:
-    by_source = "dovetail:prompt_tokens_total"
-    for worker in ("prefill-0", "decode-0"):
-        assert grown(by_source, worker) == grown("vllm:prompt_tokens_total", worker) > 0
-    # What the decode worker served is what was asked for: nothing is counted twice or not at all.
+def test_prompt_tokens_of_all_processes_are_those_asked_for(grown: Grown) -> None:
     asked = grown("vllm:request_prompt_tokens_sum")
     assert asked == 8 * 40 + 2 * 20 + 20
-    assert grown(by_source, "decode-0") == asked
+    for name in ("vllm:prompt_tokens_total", "vllm:prefix_cache_queries_total"):
+        assert grown(name) == asked
+    by_source = "dovetail:prompt_tokens_total"
+    for worker in ("prefill-0", "decode-0"):
+        assert grown(by_source, worker) == grown("vllm:prompt_tokens_total", worker)
     # "always" twice and each time again, which the cache serves; the EOS that is forced.
-    assert grown(by_source, "prefill-0") == grown(by_source, source="transferred")
-    assert grown(by_source, "decode-0", source="local_cache") == 4 * 32
+    assert grown(by_source, source="local_cache") == 4 * 32
+    assert grown("vllm:prefix_cache_hits_total") == 4 * 32
     assert grown(by_source, source="host_cache") == 0
+    peers = grown("dovetail:peer_prompt_tokens_total")
+    assert peers == grown("dovetail:peer_prompt_tokens_total", "prefill-0")
+    assert peers == grown(by_source, source="transferred") > 0
+
+
+def test_every_request_has_a_prefill_time_wherever_its_prompt_was_computed(grown: Grown) -> None:
+    assert grown("vllm:request_prefill_time_seconds_count") == 10  # all but the one that left
+    assert grown("vllm:request_inference_time_seconds_count") == 10
+    inference = grown("vllm:request_inference_time_seconds_sum")
+    parts = (grown(f"vllm:request_{part}_time_seconds_sum") for part in ("prefill", "decode"))
+    assert inference == pytest.approx(sum(parts))
 
 
 def test_tokens_transfers_and_decisions_are_counted(grown: Grown) -> None:

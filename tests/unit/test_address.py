@@ -11,11 +11,13 @@ from core.errors import UsageError
 from deploy.address import (
     claim_port,
     exposure_warning,
+    fabric_warning,
     is_loopback,
     is_wildcard,
     parse_listen,
     reachable_url,
 )
+from deploy.cli import main
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,35 @@ def test_exposure_without_keys_is_warned_of() -> None:
     assert "0.0.0.0 without authentication" in (exposure_warning(open_to_all) or "")
     assert exposure_warning(load({})) is None
     assert exposure_warning(load({"http": {"host": "0.0.0.0"}, "api": {"keys": ["k"]}})) is None
+
+
+def test_a_fabric_that_others_reach_is_warned_of() -> None:
+    open_to_all = load({"kv_transfer": {"listen": "10.0.0.1"}})
+    assert "the fabric binds to 10.0.0.1" in (fabric_warning(open_to_all) or "")
+    assert fabric_warning(load({})) is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "ran"),
+    [
+        (["up", "--port", "0"], "run_up"),
+        (["worker", "--role", "both", "--etcd", "h:1"], "run_worker"),
+    ],
+)
+def test_commands_warn_of_an_open_fabric_before_they_run(
+    argv: list[str],
+    ran: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def run(*_: object, **__: object) -> int:
+        return 0
+
+    module = {"run_up": "deploy.launcher", "run_worker": "deploy.worker_process"}[ran]
+    monkeypatch.setattr(f"{module}.{ran}", run)
+    for host, warned in (("10.0.0.1", True), ("127.0.0.1", False)):
+        assert main([*argv, "--set", f"kv_transfer.listen={host}"]) == 0
+        assert ("the fabric binds to 10.0.0.1" in capsys.readouterr().err) == warned
 
 
 def test_port_in_use_is_refused_and_a_free_one_is_found() -> None:
