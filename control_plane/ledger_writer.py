@@ -1,8 +1,9 @@
 """A worker's half of the cache ledger: what its caches hold and what was preempted, told to etcd.
 
 Steps call `publish`, which only notes; one task writes what has gathered, at most `ledger_hz` times
-a second. Every write is fenced by the worker's entry and hangs on its lease, so that a process that
-lost its place writes nothing, and a dead worker's ledger vanishes. Without etcd the truth is kept
+a second. Every write is fenced twice, locally by the time since the lease's last keepalive was sent
+and in etcd by the worker's entry, and hangs on its lease, so that a process that lost its place
+writes nothing, and a dead worker's ledger vanishes. Without etcd the truth is kept
 here and told, as a snapshot, when etcd is back.
 """
 
@@ -161,7 +162,7 @@ class LedgerWriter:
             ControlPlaneError: etcd did not answer; what was written is not known.
         """
         entry = self._registration.entry
-        if entry is None:
+        if entry is None or not self._registration.is_valid(self._clock.now()):
             return False
         write = self._state.next_write(self._clock.now())
         if isinstance(write, WriteDelta):
