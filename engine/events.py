@@ -1,15 +1,17 @@
 """What one engine step tells its owner (a pool). Plain values, in the order in which they happened.
 
-A request enters the engine's one waiting queue in one of three modes, and leaves with its last
-`Generated`, `Released` or an abort:
+A request enters the engine's one waiting queue in one of three modes, which differ in who computes
+the prompt's KV and who goes on from it:
 
-    LOCAL     waiting -> Admitted -> chunks -> Generated... -> finished (blocks to the radix cache)
-    PREFILL   waiting -> Admitted -> chunks: Computed... -> Generated(first tokens), blocks stay
-    owned
-              (held for the outbound write) until release() -> radix cache
-    RECEIVE   waiting -> Reserved (blocks of fresh attempt) -> kv_arrived() -> Generated... ->
-    finished
-                      -> or Admitted(local=True): all reusable blocks were here already, no handoff
+    LOCAL    waiting -> Admitted -> chunks -> Generated... -> finished
+    PREFILL  waiting -> Admitted -> chunks: Computed... -> Generated (first tokens) -> held
+    RECEIVE  waiting -> Reserved -> kv_arrived() -> Generated... -> finished
+                    '-> Admitted -> as LOCAL, without a handoff: all reusable blocks were here
+
+A sample is over with the `Generated` that has a finish reason, or with an abort, which emits
+nothing. A finished sample's full blocks go to the radix cache. A held request's blocks are the
+source of outbound writes until `release()`; then they go there too. `Preempted` may come between
+two `Generated` of a sample, whose blocks are then computed again.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ class Admitted(msgspec.Struct, frozen=True):
     """Blocks were allocated and computing starts with this step.
 
     Attributes:
-        block_ids: the whole prompt's blocks (PREFILL: also those that hold its partial tail).
-        cached_tokens: prompt tokens found in this engine's radix cache, a multiple of the block
-            size.
+        mode: LOCAL for a RECEIVE request that needs no handoff.
+        block_ids: of all tokens that are known: the prompt with its partial tail, and outputs that
+            are forced for its only sample.
+        cached_tokens: prompt tokens found in this engine's radix cache: whole blocks, or the whole
+            prompt where forced outputs were found behind it.
     """
 
     request_id: RequestId

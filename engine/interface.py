@@ -42,9 +42,8 @@ class EngineApi(Protocol):
         """All writes of this attempt are in: its blocks become owned and its samples run.
 
         Full prompt blocks enter the radix cache (insert if absent). With n samples the request
-        forks
-        here, sharing all blocks copy-on-write. Samples whose first token ended them do not run.
-        No `Generated` is emitted for the first tokens: the pool sent them on already.
+        forks here, sharing all blocks copy-on-write. Samples whose first token ended them do not
+        run. No `Generated` is emitted for the first tokens: the pool sent them on already.
 
         Args:
             first_tokens: one a sample, or empty when the request's outputs were forced.
@@ -59,14 +58,13 @@ class EngineApi(Protocol):
         ...
 
     def compute_locally(self, handoff: HandoffId, request: EngineRequest) -> None:
-        """Abandon an attempt for good: quarantine its inbound blocks, queue at the front as
-        LOCAL."""
+        """Abandon an attempt for good: its inbound blocks go to quarantine under `handoff`, and
+        the request queues at the front as LOCAL."""
         ...
 
     def end_reservation(self, handoff: HandoffId, *, quarantine: bool) -> None:
-        """End a RECEIVE request before it joined; its inbound blocks are freed, or quarantined
-        while
-        a write may still land in them."""
+        """End a RECEIVE request before it joined: its inbound blocks are freed, or quarantined
+        where a write may still land in them."""
         ...
 
     def end_quarantine(self, handoff: HandoffId) -> int:
@@ -79,9 +77,11 @@ class EngineApi(Protocol):
         ...
 
     def abort(self, request_id: RequestId, sample_index: int | None = None) -> None:
-        """End a LOCAL or joined request (or one sample of it), or an unfinished PREFILL: takes
-        effect
-        at the next step. Emits nothing. Blocks of a PREFILL request stay held until `release`."""
+        """End a LOCAL or joined request (or one sample of it), or an unfinished PREFILL.
+
+        Takes effect at the next step, and emits nothing. Blocks of a PREFILL request that has
+        started stay held until `release`.
+        """
         ...
 
     def step(self, tell: Callable[[list[Event]], object] | None = None) -> list[Event]:
@@ -103,6 +103,6 @@ class EngineApi(Protocol):
         ...
 
     def check_invariants(self) -> None:
-        """Assert the pool's, radix cache's and scheduler's invariants; called when idle and by
-        tests."""
+        """Assert the pool's, radix cache's and scheduler's invariants; takes time in proportion to
+        the pool, so it is called when idle, once per change, and by tests."""
         ...

@@ -37,7 +37,8 @@ class SlotAdded(msgspec.Struct, frozen=True):
         num_computed: positions whose KV is in its blocks already, less than `len(token_ids)`.
         block_tables: one list of block ids per KV group, covering at least `num_computed`.
         sample_index: which of the request's n samples; keys the noise.
-        adapter_id: 0 is the base model.
+        adapter_id: 0 is the base model; executors without adapters refuse others
+            (`refuse_adapter`).
         return_hidden: whether results carry the final hidden state of sampled positions.
     """
 
@@ -143,6 +144,17 @@ class StepResult(msgspec.Struct, frozen=True):
     number: int
     results: tuple[SlotResult, ...]
     seconds: float
+
+
+def refuse_adapter(added: SlotAdded) -> None:
+    """Refuse a slot that asks for more than the base model.
+
+    Raises:
+        ValueError: its adapter is not 0: computing it without would be silently wrong.
+    """
+    if added.adapter_id:
+        msg = f"slot {added.slot}: adapter {added.adapter_id}: this executor has adapter 0 only"
+        raise ValueError(msg)
 
 
 class Executor(Protocol):

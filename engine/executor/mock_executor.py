@@ -29,6 +29,7 @@ from engine.executor.interface import (
     SlotWork,
     StepPlan,
     StepResult,
+    refuse_adapter,
 )
 from engine.executor.mock_pool import MockPool
 from engine.executor.mock_tokens import (
@@ -153,6 +154,7 @@ class MockExecutor:
             del self._slots[slot]
         for added in plan.added:
             assert added.slot not in self._slots
+            refuse_adapter(added)
             self._slots[added.slot] = _Slot(added)
         for new in plan.new_blocks:
             self._slots[new.slot].tables[new.group].extend(new.block_ids)

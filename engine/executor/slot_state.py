@@ -12,7 +12,13 @@ import torch
 
 from core.ids import BlockId, SlotId
 from core.kv_layout import KvLayout
-from engine.executor.interface import NewBlocks, SlotAdded, StepPlan, TableEdit
+from engine.executor.interface import (
+    NewBlocks,
+    SlotAdded,
+    StepPlan,
+    TableEdit,
+    refuse_adapter,
+)
 from engine.sampling.slot_sampling import SlotSampling, resolve
 
 
@@ -79,6 +85,7 @@ class SlotState:
                 f"at most {self.max_tokens} tokens, and at least one to compute"
             )
             raise ValueError(msg)
+        refuse_adapter(added)
         slot = Slot(added, resolve(added.sampling, self._device))
         self.by_id[added.slot] = slot
         tokens = torch.tensor(added.token_ids, device=self._device)

@@ -8,7 +8,9 @@ no forecast), and memory from the moments at which running requests finish and g
     grown by remaining_i: peak = max over i of  sum(used_0..i) + (i + 1) * remaining_i
 
 Here the forecast is a quantile of the longer ones in the history instead of a random draw, so that
-decisions are a function of their inputs.
+decisions are a function of their inputs. Until a first sample has finished there is no history, and
+every sample is taken to reach 256 tokens (`PRIOR_TOKENS`), or its max_tokens where that is less.
+Where answers are longer, the first wave is admitted too freely, and preemption makes up for it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 import msgspec
+
+PRIOR_TOKENS = 256
+"""Forecast length of a sample while none has finished."""
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -51,10 +56,13 @@ class LengthHistory:
 
     Args:
         quantile: which of the longer ones is the forecast; higher admits less and preempts less.
-        prior: forecast total length, in tokens, while nothing has finished.
+        prior: forecast total length, in tokens, while nothing has finished; a sample that reached
+            half of it is taken to double.
     """
 
-    def __init__(self, *, window: int = 1000, quantile: float = 0.75, prior: int = 256) -> None:
+    def __init__(
+        self, *, window: int = 1000, quantile: float = 0.75, prior: int = PRIOR_TOKENS
+    ) -> None:
         self._window = window
         self._quantile = quantile
         self._prior = prior

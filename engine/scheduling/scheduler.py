@@ -34,6 +34,9 @@ from engine.token_rules import end_of
 class Scheduler:
     """Decides what one replica computes.
 
+    No method takes the time: order is by priority and arrival, forecasts count tokens, and
+    deadlines and quarantine periods are the pools', who end attempts by calls.
+
     Args:
         settings: limits.
         fingerprint: the model's, part of every block hash.

@@ -9,7 +9,7 @@ from core.request import FinishReason
 from core.sampling_params import SamplingParams
 from engine.executor.interface import SlotWork, StepPlan
 from engine.scheduling.chunking import chunk_length
-from engine.scheduling.forecast import Growth, LengthHistory, peak_tokens
+from engine.scheduling.forecast import PRIOR_TOKENS, Growth, LengthHistory, peak_tokens
 from engine.speed import StepSpeeds
 from engine.token_rules import accept, end_of
 
@@ -53,6 +53,17 @@ def test_the_peak_is_where_one_finishes_and_not_the_sum_of_all_lengths() -> None
     assert peak_tokens([]) == 0
     # The short one gives its memory back before the long one grows into it.
     assert peak_tokens([Growth(100, 10), Growth(10, 90)]) == max(10 + 90, 110 + 2 * 10)
+
+
+def test_before_any_sample_has_finished_each_is_taken_to_reach_256_tokens() -> None:
+    history = LengthHistory()
+    assert history.remaining(0, 100_000) == PRIOR_TOKENS == 256
+    assert history.remaining(100, 100_000) == 156
+    assert history.remaining(200, 100_000) == 200  # and then to double
+    assert history.remaining(0, 20) == 20  # but never beyond its max_tokens
+    assert history.remaining(200, 210) == 10
+    history.record(8)
+    assert history.remaining(0, 100_000) == 8
 
 
 def test_lengths_are_forecast_from_those_that_lasted_longer() -> None:

@@ -58,6 +58,13 @@ def test_tokens_follow_the_oracle_through_scattered_blocks() -> None:
     executor.close()
 
 
+def test_an_adapter_is_refused_rather_than_left_out() -> None:
+    executor = executor_of(region_of())
+    added = SlotAdded(SlotId(0), PROMPT, 20, 0, ((BlockId(2), BlockId(0)),), SAMPLING, adapter_id=3)
+    with pytest.raises(ValueError, match="slot 0: adapter 3: this executor has adapter 0 only"):
+        run(executor, StepPlan(0, added=(added,), work=(SlotWork(SlotId(0), 20, 1),)))
+
+
 @pytest.mark.parametrize("offset", [0, 64 * 16 * 2 + 32 * 16])  # a key of block 0, a value of 2
 def test_one_overwritten_byte_changes_the_token(offset: int) -> None:
     region = region_of()

@@ -65,3 +65,16 @@ def test_a_sample_that_ended_is_not_waiting_while_its_siblings_go_on() -> None:
     assert (stats.num_running, stats.num_waiting) == (1, 0)
     replica.run()
     replica.assert_idle()
+
+
+def test_a_fresh_worker_admits_by_256_tokens_an_answer_or_max_tokens_if_less() -> None:
+    replica = Replica(num_blocks=64)  # 1,024 tokens
+    for index in range(4):
+        replica.add([index] * 16, max_tokens=1000)
+    replica.step()
+    assert replica.engine.stats().num_running == 3  # 4 * (16 + 256) would be too many
+    replica = Replica(num_blocks=64)
+    for index in range(20):
+        replica.add([index] * 16, max_tokens=16)
+    replica.step()
+    assert replica.engine.stats().num_running == 20

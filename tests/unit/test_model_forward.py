@@ -258,6 +258,11 @@ def test_misuse_of_numbers_and_slots(driver: StepDriver) -> None:
         driver.step(added=(driver.added(64, TOKENS[:3]),))
 
 
+def test_an_adapter_is_refused_rather_than_left_out(driver: StepDriver) -> None:
+    with pytest.raises(ValueError, match="slot 0: adapter 3: this executor has adapter 0 only"):
+        driver.step(added=(driver.added(0, TOKENS[:3], adapter_id=3),))
+
+
 def test_numerics_name_what_can_change_a_token(driver: StepDriver) -> None:
     assert driver.executor.numerics.startswith("torch-")
     assert driver.executor.numerics.endswith("/weights-f32/kv-f32/tp-1")
