@@ -122,7 +122,7 @@ class EtcdClient:
         if not self._endpoints:
             msg = "control_plane.etcd = '': name at least one endpoint, such as 127.0.0.1:2379"
             raise ConfigError(msg)
-        self.request_timeout_s = config.request_timeout_s
+        self._timeout_s = config.request_timeout_s
         self.rng = rng or SystemRandom()
         self._clock = clock
         self._down_since: float | None = None
@@ -189,22 +189,6 @@ class EtcdClient:
         )
         newest = response.kvs[0].mod_revision if response.kvs else 0
         return Newest(response.header.revision, newest, response.count)
-
-    async def put(self, key: str, value: bytes, *, lease: int = 0) -> None:
-        """Write a key.
-
-        Raises:
-            ControlPlaneError: no answer within the deadline, or refused (a lease that is gone).
-        """
-        await self._call("put", lambda: self._kv.put(key, value, lease, timeout=self._timeout_s))
-
-    async def delete(self, key: str) -> None:
-        """Delete a key, if there is one.
-
-        Raises:
-            ControlPlaneError: no answer within the deadline, or refused.
-        """
-        await self._call("delete", lambda: self._kv.delete(key, timeout=self._timeout_s))
 
     async def transaction(
         self,
@@ -311,13 +295,9 @@ class EtcdClient:
         msg = f"watch of {prefix}: the stream ended"
         raise WatchLostError(msg)
 
-    @property
-    def _timeout_s(self) -> float:
-        return self.request_timeout_s
-
     async def _call(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
         try:
-            async with asyncio.timeout(self.request_timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 response = await call()
         except _FAILURES as error:
             msg = f"etcd: {operation}: {_describe(error)}"
@@ -358,12 +338,17 @@ def _describe(error: BaseException) -> str:
 
 
 def _key_value(kv: Any) -> KeyValue:
-    return KeyValue(kv.key.decode(), kv.value, kv.mod_revision, kv.lease)
+    return KeyValue(_key(kv), kv.value, kv.mod_revision, kv.lease)
+
+
+def _key(kv: Any) -> str:
+    """Return a key that others may have written as they liked; ours are ASCII."""
+    return kv.key.decode(errors="backslashreplace")
 
 
 def _change(event: Any) -> KeyValue | Deleted:
     if event.type == 1:  # mvccpb.Event.DELETE
-        return Deleted(event.kv.key.decode(), event.kv.mod_revision)
+        return Deleted(_key(event.kv), event.kv.mod_revision)
     return _key_value(event.kv)
 
 

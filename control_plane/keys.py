@@ -79,10 +79,6 @@ class ClusterKeys(msgspec.Struct, frozen=True):
             (f"{snapshots}/{generation}0", f"{snapshots}0"),  # "0" follows "/"
         ]
 
-    def ledger_of(self, worker_id: WorkerId) -> str:
-        """Prefix of one worker's ledger."""
-        return f"{self.ledger}{worker_id}/"
-
     def preemption(self, request_id: RequestId) -> str:
         """One request's preemption record."""
         return self.preempted + request_id

@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from control_plane.back_off import BackOff
+from control_plane import background
+from control_plane.background import OnFailure
 from control_plane.etcd_client import EtcdClient
+from core.back_off import BackOff
 from core.clock import Clock
 from core.errors import ControlPlaneError
 
@@ -21,7 +23,14 @@ class Lease:
     """Made by `grant`; ends by `revoke`, or when etcd does not know it any more."""
 
     def __init__(
-        self, client: EtcdClient, lease_id: int, ttl_s: float, *, sent_at: float, clock: Clock
+        self,
+        client: EtcdClient,
+        lease_id: int,
+        ttl_s: float,
+        *,
+        sent_at: float,
+        clock: Clock,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self.id = lease_id
         self.ttl_s = ttl_s
@@ -30,18 +39,31 @@ class Lease:
         self._client = client
         self._clock = clock
         self._valid_until = sent_at + ttl_s
-        self._keeping = asyncio.create_task(self._keep(), name=f"lease {lease_id}")
+        self._keeping = background.start(
+            self._keep(), name=f"lease {lease_id}", on_failure=on_failure
+        )
 
     @classmethod
-    async def grant(cls, client: EtcdClient, ttl_s: float, *, clock: Clock) -> Lease:
+    async def grant(
+        cls,
+        client: EtcdClient,
+        ttl_s: float,
+        *,
+        clock: Clock,
+        on_failure: OnFailure | None = None,
+    ) -> Lease:
         """Get a lease and begin to keep it alive.
+
+        Args:
+            on_failure: told if that ends by anything but the lease's loss, such as a failing
+                callback.
 
         Raises:
             ControlPlaneError: no answer within the deadline, or refused.
         """
         sent_at = clock.now()
         lease_id, granted_s = await client.grant_lease(ttl_s)
-        return cls(client, lease_id, granted_s, sent_at=sent_at, clock=clock)
+        return cls(client, lease_id, granted_s, sent_at=sent_at, clock=clock, on_failure=on_failure)
 
     @property
     def is_lost(self) -> bool:

@@ -12,12 +12,13 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from control_plane.back_off import BackOff
+from control_plane.background import OnFailure
 from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing
 from control_plane.keys import ClusterKeys
 from control_plane.ledger_records import CacheCounters, decode
 from control_plane.ledger_state import Change, Effect, Entry, Gap, Gone, ReaderState, Snapshot
 from control_plane.prefix_watch import PrefixWatch
+from core.back_off import BackOff
 from core.block_hash import BlockHash
 from core.ids import Boot, WorkerId
 
@@ -48,16 +49,29 @@ class LedgerListener(Protocol):
 
 
 class LedgerReader:
-    """Tells a listener of all workers' caches until closed. Make it on the event loop."""
+    """Tells a listener of all workers' caches until closed. Make it on the event loop.
 
-    def __init__(self, client: EtcdClient, cluster: str, listener: LedgerListener) -> None:
+    Args:
+        on_failure: told when the listener fails; nothing is followed any more.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        cluster: str,
+        listener: LedgerListener,
+        *,
+        on_failure: OnFailure | None = None,
+    ) -> None:
         keys = ClusterKeys(cluster)
         self._prefix = keys.ledger
         self._listener = listener
         self._state = ReaderState()
         self._back_off = BackOff(client.rng, first_s=0.2, limit_s=10.0)
         self._relisting: asyncio.TimerHandle | None = None
-        self._watch = PrefixWatch(client, keys.ledger, self, world_key=keys.world)
+        self._watch = PrefixWatch(
+            client, keys.ledger, self, world_key=keys.world, on_failure=on_failure
+        )
 
     @property
     def counters(self) -> dict[WorkerId, CacheCounters]:

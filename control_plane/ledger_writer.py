@@ -16,12 +16,14 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from control_plane.back_off import BackOff
+from control_plane import background
+from control_plane.background import OnFailure
 from control_plane.etcd_client import EtcdClient, Put
 from control_plane.keys import ClusterKeys
 from control_plane.ledger_records import CacheCounters, Head, snapshot_parts
 from control_plane.ledger_state import WriteDelta, WriterState, WriteSnapshot
 from control_plane.registration import RegisteredEntry, RegistrationHandle
+from core.back_off import BackOff
 from core.block_hash import BlockHash
 from core.clock import Clock
 from core.errors import ControlPlaneError
@@ -52,7 +54,12 @@ class Preemption(msgspec.Struct, frozen=True):
 
 
 class LedgerWriter:
-    """Made beside the worker's registration; `close` it before that."""
+    """Made beside the worker's registration; `close` it before that.
+
+    Args:
+        ledger_hz: writes a second, at most `MAX_HZ`.
+        on_failure: told when anything but an outage ends the writing.
+    """
 
     def __init__(
         self,
@@ -62,6 +69,7 @@ class LedgerWriter:
         *,
         clock: Clock,
         ledger_hz: float = MAX_HZ,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self._client = client
         self._keys = ClusterKeys(cluster)
@@ -77,8 +85,9 @@ class LedgerWriter:
         self._untold: set[RequestId] = set()
         self._news = asyncio.Event()
         registration.on_registered(self._begin_anew)
-        self._writing = asyncio.create_task(self._write_for_ever(), name="cache ledger")
-        self._writing.add_done_callback(_report)
+        self._writing = background.start(
+            self._write_for_ever(), name="cache ledger", on_failure=on_failure
+        )
 
     def publish(
         self,
@@ -104,7 +113,8 @@ class LedgerWriter:
                 preemptions=last.preemptions if preemptions is None else preemptions,
             )
         )
-        self._news.set()
+        if self._state.has_news:
+            self._news.set()
 
     def preempted(self, request_id: RequestId, tier: str) -> None:
         """Record that a request lost its blocks here."""
@@ -120,9 +130,7 @@ class LedgerWriter:
 
     async def close(self) -> None:
         """Stop writing; the ledger vanishes with the registration."""
-        self._writing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._writing
+        await background.stop(self._writing)
 
     def _begin_anew(self) -> None:
         self._state.lost()
@@ -176,12 +184,13 @@ class LedgerWriter:
         return await self._write_preemptions(entry)
 
     async def _write_snapshot(self, entry: RegisteredEntry, write: WriteSnapshot) -> bool:
-        parts = snapshot_parts(write.hashes)
-        for number, part in enumerate(parts):
+        num_parts = 0
+        for number, part in enumerate(snapshot_parts(write.hashes)):
+            num_parts = number + 1
             put = Put(self._keys.part(self._worker_id, write.generation, number), part, entry.lease)
             if await self._client.transaction({entry.key: entry.value}, [put]) is None:
                 return False
-        head = Head(self._boot, write.generation, write.seq, len(parts), write.counters)
+        head = Head(self._boot, write.generation, write.seq, num_parts, write.counters)
         self._head = msgspec.msgpack.encode(head)
         written = await self._client.transaction(
             {entry.key: entry.value},
@@ -214,8 +223,3 @@ class LedgerWriter:
     def _preemption(self, request_id: RequestId, entry: RegisteredEntry) -> Put:
         value = Preemption(self._worker_id, self._boot, self._preempted[request_id])
         return Put(self._keys.preemption(request_id), msgspec.json.encode(value), entry.lease)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        _log.error("%s failed", task.get_name(), exc_info=error)

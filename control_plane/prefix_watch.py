@@ -16,8 +16,10 @@ import contextlib
 import logging
 from typing import Protocol
 
-from control_plane.back_off import BackOff
+from control_plane import background
+from control_plane.background import OnFailure
 from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing, WatchLostError
+from core.back_off import BackOff
 from core.errors import ControlPlaneError
 
 POLL_S = 5.0
@@ -55,6 +57,8 @@ class PrefixWatch:
 
     Args:
         world_key: changes whenever etcd lost its data.
+        on_failure: told when the listener fails: nothing is followed any more, and the last view
+            would hold for ever.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class PrefixWatch:
         listener: PrefixListener,
         *,
         world_key: str,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self._client = client
         self._prefix = prefix
@@ -74,8 +79,9 @@ class PrefixWatch:
         self._keys: set[str] = set()
         self._can_replay = True
         self._is_wanted = asyncio.Event()
-        self._following = asyncio.create_task(self._follow_for_ever(), name=f"watch {prefix}")
-        self._following.add_done_callback(_report)
+        self._following = background.start(
+            self._follow_for_ever(), name=f"watch {prefix}", on_failure=on_failure
+        )
 
     def list_again(self) -> None:
         """Begin with a new listing."""
@@ -83,9 +89,7 @@ class PrefixWatch:
 
     async def close(self) -> None:
         """Stop; no callback follows."""
-        self._following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._following
+        await background.stop(self._following)
 
     async def _follow_for_ever(self) -> None:
         while True:
@@ -163,8 +167,3 @@ class PrefixWatch:
             or newest.mod_revision > self._seen_revision
             or newest.num_keys != len(self._keys)
         )
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        _log.error("%s: its listener failed", task.get_name(), exc_info=error)

@@ -10,7 +10,6 @@ Losing the entry changes its `registration` number only: nothing here touches se
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import uuid
 from collections.abc import Callable
@@ -18,11 +17,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from control_plane.back_off import BackOff
+from control_plane import background
+from control_plane.background import OnFailure
 from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing, Put
 from control_plane.keys import ClusterKeys
 from control_plane.lease import Lease
 from control_plane.prefix_watch import PrefixWatch
+from core.back_off import BackOff
 from core.clock import Clock
 from core.errors import ControlPlaneError
 from core.ids import WorkerId
@@ -44,7 +45,12 @@ class RegisteredEntry(NamedTuple):
 
 
 class RegistrationHandle:
-    """Made by `Registry.register`; `close` gives the entry back."""
+    """Made by `Registry.register`; `close` gives the entry back.
+
+    Args:
+        on_failure: told when anything but an outage ends the keeping of the entry, such as a
+            callback that fails: the worker would be missing for ever.
+    """
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class RegistrationHandle:
         *,
         lease_s: float,
         clock: Clock,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -70,7 +77,10 @@ class RegistrationHandle:
         self._entry: RegisteredEntry | None = None
         self._on_registered: list[Callable[[], None]] = []
         self._watch: PrefixWatch | None = None
-        self._keeping = asyncio.create_task(self._keep(), name=f"register {record.worker_id}")
+        self._on_failure = on_failure
+        self._keeping = background.start(
+            self._keep(), name=f"register {record.worker_id}", on_failure=on_failure
+        )
 
     @property
     def record(self) -> WorkerRecord:
@@ -107,9 +117,7 @@ class RegistrationHandle:
 
     async def close(self) -> None:
         """Delete the entry and all that is under its lease. Without etcd it goes after the TTL."""
-        self._keeping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._keeping
+        await background.stop(self._keeping)
         if self._watch is not None:
             await self._watch.close()
         self._registered.clear()
@@ -181,14 +189,22 @@ class RegistrationHandle:
         for callback in self._on_registered:
             callback()
         if self._watch is None:
-            self._watch = PrefixWatch(self._client, self._key, self, world_key=self._keys.world)
+            self._watch = PrefixWatch(
+                self._client,
+                self._key,
+                self,
+                world_key=self._keys.world,
+                on_failure=self._on_failure,
+            )
 
     async def _living_lease(self) -> Lease:
         if self._lease is not None and not self._lease.is_lost:
             if await self._client.keep_alive(self._lease.id) > 0:
                 return self._lease
             self._lease.abandon()
-        self._lease = await Lease.grant(self._client, self._lease_s, clock=self._clock)
+        self._lease = await Lease.grant(
+            self._client, self._lease_s, clock=self._clock, on_failure=self._on_failure
+        )
         self._lease.on_lost(self._register_again)
         return self._lease
 

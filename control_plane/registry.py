@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from control_plane.background import OnFailure
 from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing
 from control_plane.keys import ClusterKeys
 from control_plane.prefix_watch import PrefixWatch
@@ -37,21 +38,35 @@ class Registry:
 
     Args:
         lease_s: time to live of an entry whose worker etcd does not hear.
+        on_failure: told, on the event loop, when registering or watching ends by anything but an
+            outage of etcd; the process must end. None: the loop's exception handler.
     """
 
     def __init__(
-        self, client: EtcdClient, cluster: str, clock: Clock, *, lease_s: float = 10.0
+        self,
+        client: EtcdClient,
+        cluster: str,
+        clock: Clock,
+        *,
+        lease_s: float = 10.0,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self._client = client
         self._keys = ClusterKeys(cluster)
         self._clock = clock
         self._lease_s = lease_s
+        self._on_failure = on_failure
 
     def register(self, record: WorkerRecord) -> RegistrationHandle:
         """Begin to register a worker and to keep it registered; returns at once, with or without
         etcd (see `RegistrationHandle.wait_registered`)."""
         return RegistrationHandle(
-            self._client, self._keys, record, lease_s=self._lease_s, clock=self._clock
+            self._client,
+            self._keys,
+            record,
+            lease_s=self._lease_s,
+            clock=self._clock,
+            on_failure=self._on_failure,
         )
 
     def watch_workers(self, on_change: Callable[[WorkerChange], None]) -> PrefixWatch:
@@ -64,17 +79,8 @@ class Registry:
             self._keys.workers,
             WorkersListener(on_change, self._keys.workers),
             world_key=self._keys.world,
+            on_failure=self._on_failure,
         )
-
-    async def list_workers(self) -> list[WorkerRecord]:
-        """Return who is registered now, in the order of their ids.
-
-        Raises:
-            ControlPlaneError: no answer within the deadline.
-        """
-        listing = await self._client.get_prefix(self._keys.workers)
-        records = [decode_record(item) for item in listing.items]
-        return [record for record in records if record is not None]
 
 
 class WorkersListener:

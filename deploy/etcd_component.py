@@ -9,11 +9,12 @@ import signal
 from pathlib import Path
 
 from control_plane.embedded_etcd import EmbeddedEtcd
+from core.back_off import Dice
 from core.clock import Clock
 from core.errors import ControlPlaneError
-from deploy.back_off import BackOff
 from deploy.component import describe_exit
 from deploy.readiness import Readiness, describe
+from deploy.restart_delay import RestartDelay
 from deploy.terminal import complain, say
 
 NAME = "etcd"
@@ -25,12 +26,14 @@ class EtcdComponent:
     Args:
         data_directory: outlives a life, not the launcher.
         log_path: etcd's own log, appended.
+        rng: draws the jitter of restarts.
     """
 
-    def __init__(self, data_directory: Path, *, log_path: Path, clock: Clock) -> None:
+    def __init__(self, data_directory: Path, *, log_path: Path, clock: Clock, rng: Dice) -> None:
         self._data_directory = data_directory
         self._log_path = log_path
         self._clock = clock
+        self._rng = rng
         self._server = EmbeddedEtcd(data_directory, log_path=log_path)
 
     @property
@@ -55,13 +58,13 @@ class EtcdComponent:
 
     async def keep_alive(self) -> None:
         """Start it again when it dies, until cancelled; serving goes on meanwhile."""
-        back_off = BackOff()
+        delay = RestartDelay(self._rng)
         port = int(self.endpoint.rpartition(":")[2])
         while True:
             started = self._clock.now()
             code = await self._server.wait()
-            delay_s = back_off.delay(self._clock.now() - started)
-            say(f"{NAME:<12} died ({describe_exit(code)}), starts again in {delay_s:g} s")
+            delay_s = delay.after(self._clock.now() - started)
+            say(f"{NAME:<12} died ({describe_exit(code)}), starts again in {delay_s:.1f} s")
             await asyncio.sleep(delay_s)
             self._server = EmbeddedEtcd(
                 self._data_directory, log_path=self._log_path, client_port=port

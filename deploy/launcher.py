@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import sys
 from collections.abc import Sequence
@@ -68,6 +69,7 @@ class Launcher:
         self._options = options
         self._run_directory = run_directory
         self._clock = clock
+        self._rng = random.SystemRandom()
         self._etcd: EtcdComponent | None = None
         self._router: Component | None = None
         self._workers: list[Component] = []
@@ -118,7 +120,10 @@ class Launcher:
             return self._config.control_plane.etcd
         log_directory = self._options.log_directory or self._run_directory
         self._etcd = EtcdComponent(
-            self._run_directory / "etcd", log_path=log_directory / "etcd.log", clock=self._clock
+            self._run_directory / "etcd",
+            log_path=log_directory / "etcd.log",
+            clock=self._clock,
+            rng=self._rng,
         )
         await self._etcd.start()
         return self._etcd.endpoint
@@ -143,7 +148,7 @@ class Launcher:
     def _component(self, spec: ComponentSpec) -> Component:
         directory = self._options.log_directory
         log_file = directory / f"{spec.name}.log" if directory is not None else None
-        return Component(spec, clock=self._clock, log_file=log_file)
+        return Component(spec, clock=self._clock, rng=self._rng, log_file=log_file)
 
     async def _prove(self, started: float) -> None:
         http, api = self._config.http, self._config.api

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -36,7 +37,7 @@ async def make() -> AsyncIterator[Make]:
 
     def maker(script: str, log_file: Path | None = None) -> Component:
         spec = ComponentSpec("c", (sys.executable, "-P", "-c", script))
-        made.append(Component(spec, clock=SystemClock(), log_file=log_file))
+        made.append(Component(spec, clock=SystemClock(), rng=Random(1), log_file=log_file))
         return made[-1]
 
     yield maker

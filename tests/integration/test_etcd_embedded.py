@@ -15,7 +15,7 @@ import pytest
 
 from control_plane import embedded_etcd
 from control_plane.embedded_etcd import EmbeddedEtcd, server_binary
-from control_plane.etcd_client import EtcdClient
+from control_plane.etcd_client import EtcdClient, Put
 from core.clock import SystemClock
 from core.config import ControlPlaneConfig
 from core.environment import child_environment
@@ -34,7 +34,7 @@ async def test_it_keeps_its_data_and_stops(tmp_path: Path) -> None:
         await client.connect()
         found = await client.get("/a")
         assert (found.value if found else None) == expected
-        await client.put("/a", b"1")
+        await client.transaction({}, [Put("/a", b"1")])
         await client.close()
         pid = server.pid
         assert pid is not None

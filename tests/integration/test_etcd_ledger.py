@@ -12,7 +12,7 @@ import pytest
 
 from control_plane import ledger_records
 from control_plane.embedded_etcd import EmbeddedEtcd
-from control_plane.etcd_client import EtcdClient, KeyValue
+from control_plane.etcd_client import EtcdClient, KeyValue, Put
 from control_plane.ledger import LedgerReader
 from control_plane.ledger_records import CacheCounters, Delta
 from control_plane.ledger_writer import LedgerWriter, Preemption
@@ -228,12 +228,13 @@ async def test_a_gap_is_listed_again_and_strangers_are_skipped(client: EtcdClien
     writer.publish(hashes(1))
     await index.until(lambda: index.hashes.get(W0) == hashes(1))
     lost = Delta(Boot("b0"), 99, b"", b"", CacheCounters())
-    delta_key = "/dovetail/test/ledger/w0/delta"
+    delta_key, else_key = (f"/dovetail/test/ledger/w0/{name}" for name in ("delta", "else"))
     reader.on_changes([KeyValue(delta_key, msgspec.msgpack.encode(lost), 10**6)])
     await index.until(lambda: index.num_snapshots == 2)
     assert index.hashes[W0] == hashes(1)
-    await client.put(delta_key, b"not a delta")
-    await client.put("/dovetail/test/ledger/w0/else", b"")
+    half = msgspec.msgpack.encode(Delta(Boot("b0"), 100, b"half a hash", b"", CacheCounters()))
+    for key, value in ((delta_key, b"not a delta"), (delta_key, half), (else_key, b"")):
+        await client.transaction({}, [Put(key, value)])
     writer.publish(hashes(2))
     await index.until(lambda: index.hashes[W0] == hashes(1, 2))
     for closing in (writer, reader, handle):

@@ -10,13 +10,18 @@ import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from control_plane import prefix_watch
 from control_plane.embedded_etcd import EmbeddedEtcd
 from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing, Put
 from control_plane.lease import Lease
+from control_plane.ledger import LedgerReader
+from control_plane.ledger_records import CacheCounters, Head
+from control_plane.ledger_writer import LedgerWriter
 from control_plane.prefix_watch import PrefixWatch
 from control_plane.registration import ensure_world
 from control_plane.registry import Registry, WorkerChange, WorkerSeen, WorkerSuspect
@@ -159,14 +164,12 @@ async def test_deadlines_hold_when_etcd_is_frozen_and_one_line_tells_it(
     etcd: Etcd, client: EtcdClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    await client.put("/a", b"1")
+    await put(client, "/a", b"1")
     etcd.signal(signal.SIGSTOP)
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: client.get("/a"),
         lambda: client.get_prefix("/a"),
-        lambda: client.put("/a", b"2"),
         lambda: client.transaction({}, [Put("/a", b"3")]),
-        lambda: client.delete("/a"),
         lambda: client.grant_lease(5),
         lambda: client.keep_alive(1),
         lambda: client.newest("/a"),
@@ -208,14 +211,14 @@ async def test_a_lease_is_fenced_locally_before_etcd_gives_it_away(
 
 async def test_a_watch_goes_on_over_a_restart_with_data(etcd: Etcd, client: EtcdClient) -> None:
     mirror = Mirror()
-    await client.put("/p/1", b"1")
+    await put(client, "/p/1", b"1")
     watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
     await mirror.until(lambda: mirror.content == {"/p/1": b"1"})
-    await client.put("/p/2", b"2")
+    await put(client, "/p/2", b"2")
     await mirror.until(lambda: len(mirror.content) == 2)
     await etcd.restart()
     await _put_when_back(client, "/p/3")
-    await client.delete("/p/1")
+    await delete(client, "/p/1")
     await mirror.until(lambda: set(mirror.content) == {"/p/2", "/p/3"})
     await watch.close()
 
@@ -223,7 +226,7 @@ async def test_a_watch_goes_on_over_a_restart_with_data(etcd: Etcd, client: Etcd
 async def test_a_watch_sees_an_etcd_that_came_back_empty(etcd: Etcd, client: EtcdClient) -> None:
     mirror = Mirror()
     for index in range(20):
-        await client.put(f"/p/{index}", b"")
+        await put(client, f"/p/{index}", b"")
     watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
     await mirror.until(lambda: len(mirror.content) == 20)
     await etcd.restart(empty=True)
@@ -233,11 +236,11 @@ async def test_a_watch_sees_an_etcd_that_came_back_empty(etcd: Etcd, client: Etc
 
 
 async def test_another_world_is_listed_again(client: EtcdClient, quick_poll: None) -> None:
-    await client.put(WORLD, b"one")
+    await put(client, WORLD, b"one")
     mirror = Mirror()
     watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
     await mirror.until(lambda: mirror.num_listings == 1)
-    await client.put(WORLD, b"another")
+    await put(client, WORLD, b"another")
     await mirror.until(lambda: mirror.num_listings == 2)
     await watch.close()
 
@@ -251,12 +254,12 @@ async def test_a_watch_that_fell_silent_is_found(
 
     monkeypatch.setattr(client, "watch", silent)
     mirror = Mirror()
-    await client.put("/p/1", b"1")
+    await put(client, "/p/1", b"1")
     watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
     await mirror.until(lambda: mirror.content == {"/p/1": b"1"})
-    await client.put("/p/1", b"2")
+    await put(client, "/p/1", b"2")
     await mirror.until(lambda: mirror.content == {"/p/1": b"2"})
-    await client.delete("/p/1")
+    await delete(client, "/p/1")
     await mirror.until(lambda: mirror.content == {})
     assert mirror.num_listings == 3
     await watch.close()
@@ -277,13 +280,13 @@ class Forgetful(Mirror):
 
 async def test_a_compacted_history_is_not_waited_for(client: EtcdClient) -> None:
     for index in range(10):
-        await client.put("/p/1", str(index).encode())
+        await put(client, "/p/1", str(index).encode())
     untyped: object = client._kv
     await untyped.compact(9, physical=True)  # pyright: ignore[reportAttributeAccessIssue]
     mirror = Forgetful()
     watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
     await mirror.until(lambda: mirror.replayable == [True, False])
-    await client.put("/p/2", b"new")
+    await put(client, "/p/2", b"new")
     await mirror.until(lambda: mirror.content == {"/p/1": b"9", "/p/2": b"new"})
     await watch.close()
 
@@ -301,7 +304,7 @@ async def test_a_worker_registers_changes_and_leaves(client: EtcdClient) -> None
     handle.update(role=Role.PREFILL)
     seen = await changes.seen()
     assert (seen.role, seen.registration) == (Role.PREFILL, 2)
-    assert await registry.list_workers() == [seen]
+    assert await registered(client) == [seen]
     await handle.close()
     assert await changes.next() == WorkerSuspect(WorkerId("w0"), Boot("b0"))
     await watch.close()
@@ -314,11 +317,11 @@ async def test_a_restarted_worker_takes_its_entry_over(client: EtcdClient) -> No
     second = registry.register(record(boot="b1"))
     await second.wait_registered()
     await until(lambda: not first.is_valid(CLOCK.now()))
-    (entry,) = await registry.list_workers()
+    (entry,) = await registered(client)
     assert (entry.boot, entry.registration) == ("b1", 2)
     await second.close()  # and the first, whose process lives, comes back
     await first.wait_registered()
-    (entry,) = await registry.list_workers()
+    (entry,) = await registered(client)
     assert entry.boot == "b0"
     await first.close()
 
@@ -370,7 +373,7 @@ async def test_registered_again_in_an_etcd_that_came_back_empty(
     world = await client.get(WORLD)
     await etcd.restart(empty=True)
     await until(lambda: handle.record.registration == 2)
-    assert [entry.registration for entry in await registry.list_workers()] == [2]
+    assert [entry.registration for entry in await registered(client)] == [2]
     assert await client.get(WORLD) != world
     await handle.close()
 
@@ -396,6 +399,64 @@ async def test_a_world_is_made_once(client: EtcdClient) -> None:
     await handle.close()
 
 
+def fail(*_: object) -> None:
+    msg = "nobody expected it"
+    raise RuntimeError(msg)
+
+
+@pytest.mark.parametrize("part", ["registration", "workers", "ledger", "ledger writer"])
+async def test_a_part_that_fails_is_told_to_its_owner(client: EtcdClient, part: str) -> None:
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    registry = Registry(client, "test", CLOCK, lease_s=2, on_failure=failed.set_result)
+    handle = registry.register(record())
+    if part == "registration":
+        handle.on_registered(fail)
+        closing = handle
+    elif part == "workers":
+        closing = registry.watch_workers(fail)
+    elif part == "ledger":
+        await put(client, "/dovetail/test/ledger/w9/delta", b"")
+        untyped: Any = None  # a listener without methods
+        closing = LedgerReader(client, "test", untyped, on_failure=failed.set_result)
+        head = Head(Boot("b"), "g", 1, 0, CacheCounters())
+        await put(client, "/dovetail/test/ledger/w9/head", msgspec.msgpack.encode(head))
+    else:
+        closing = LedgerWriter(client, "test", handle, clock=CLOCK, on_failure=failed.set_result)
+        untyped = closing
+        untyped._keys = None
+    async with asyncio.timeout(8):
+        error = await failed
+    assert isinstance(error, (RuntimeError, AttributeError))
+    await closing.close()  # it ended, and does not fail once more
+    await handle.close()
+
+
+async def test_a_strangers_key_that_is_no_text_ends_nothing(client: EtcdClient) -> None:
+    mirror = Mirror()
+    watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
+    untyped: Any = client
+    await untyped._kv.put(b"/p/\xff", b"1")
+    await mirror.until(lambda: mirror.content == {"/p/\\xff": b"1"})
+    await untyped._kv.delete(b"/p/\xff")
+    await mirror.until(lambda: mirror.content == {})
+    await watch.close()
+
+
+async def put(client: EtcdClient, key: str, value: bytes) -> None:
+    """Write as a stranger would, without conditions."""
+    assert await client.transaction({}, [Put(key, value)]) is not None
+
+
+async def delete(client: EtcdClient, key: str) -> None:
+    assert await client.transaction({}, [], deletes=[key]) is not None
+
+
+async def registered(client: EtcdClient) -> list[WorkerRecord]:
+    """Return who is registered now, in the order of their ids."""
+    listing = await client.get_prefix("/dovetail/test/workers/")
+    return [msgspec.json.decode(item.value, type=WorkerRecord) for item in listing.items]
+
+
 async def until(is_met: Callable[[], bool], within_s: float = 8.0) -> None:
     """Wait for what has no event to await."""
     deadline = CLOCK.now() + within_s
@@ -408,6 +469,6 @@ async def _put_when_back(client: EtcdClient, key: str) -> None:
     async with asyncio.timeout(5):
         while True:
             try:
-                return await client.put(key, b"")
+                return await put(client, key, b"")
             except ControlPlaneError:
                 await asyncio.sleep(0.05)

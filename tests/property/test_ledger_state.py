@@ -9,6 +9,7 @@ from __future__ import annotations
 from unittest import mock
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -90,7 +91,8 @@ class Worker:
         if isinstance(write, WriteDelta):
             value = msgspec.msgpack.encode(write.delta)
             return self.etcd.commit(((self.worker_id, "delta"), value))
-        parts = snapshot_parts(write.hashes)
+        parts = list(snapshot_parts(write.hashes))
+        assert len(set(write.hashes)) == len(write.hashes)
         prefix = f"snap/{write.generation}/"
         for number, part in enumerate(parts):
             self.etcd.commit(((self.worker_id, f"{prefix}{number}"), part))
@@ -312,10 +314,29 @@ def test_a_new_reader_hears_all_deltas_since_the_snapshot() -> None:
 
 
 def test_parts_are_below_etcds_limit_and_join_again() -> None:
-    hashes = {BlockHash(index.to_bytes(16, "big")) for index in range(130_000)}
-    parts = snapshot_parts(hashes)
+    hashes = [BlockHash(index.to_bytes(16, "big")) for index in range(130_000)]
+    parts = list(snapshot_parts(hashes))
     assert [len(part) < 1 << 20 for part in parts] == [True] * 3
-    assert b"".join(parts) == join_hashes(sorted(hashes))
+    assert b"".join(parts) == join_hashes(hashes)
+
+
+@pytest.mark.parametrize("name", ["delta", "snap/g/0"])
+def test_half_a_hash_is_refused_before_anybody_splits_it(name: str) -> None:
+    delta = Delta(Boot("b"), 1, b"stored", b"", CacheCounters())
+    value = msgspec.msgpack.encode(delta) if name == "delta" else b"joined"
+    with pytest.raises(ValueError, match="6 bytes are no list of 16-byte hashes"):
+        decode(name, value)
+
+
+def test_the_same_totals_again_are_no_news() -> None:
+    state = WriterState(Boot("b"), now=0.0)
+    state.next_write(0.0)
+    assert not state.has_news
+    state.count(CacheCounters({"local_cache": 16}))
+    assert state.has_news
+    state.next_write(1.0)
+    state.count(CacheCounters({"local_cache": 16}))
+    assert not state.has_news
 
 
 def test_a_routine_snapshot_holds_what_deltas_told_and_no_more() -> None:

@@ -1,21 +1,41 @@
-"""deploy.back_off: delays double up to a bound, and a long life is forgiven."""
+"""core.back_off, and deploy.restart_delay on top of it."""
 
 from __future__ import annotations
 
-from deploy.back_off import FORGIVEN_AFTER_S, LONGEST_DELAY_S, BackOff
+from random import Random
+
+import pytest
+
+from core.back_off import BackOff
+from deploy.restart_delay import FORGIVEN_AFTER_S, LONGEST_DELAY_S, RestartDelay
 
 
-def test_delays_double_up_to_the_longest() -> None:
-    back_off = BackOff()
-    delays = [back_off.delay(1.0) for _ in range(9)]
-    assert delays[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert delays[-1] == LONGEST_DELAY_S
-    assert delays == sorted(delays)
+class Largest:
+    """Draws no jitter."""
+
+    def random(self) -> float:
+        return 0.0
 
 
-def test_a_long_life_starts_over() -> None:
-    back_off = BackOff()
-    for _ in range(5):
-        back_off.delay(0.0)
-    assert back_off.delay(FORGIVEN_AFTER_S) == 0.5
-    assert back_off.delay(0.0) == 1.0
+def test_waits_double_to_their_limit_with_jitter() -> None:
+    back_off = BackOff(Random(1), first_s=0.1, limit_s=0.5)
+    waits = [back_off.next_s() for _ in range(6)]
+    for wait, full in zip(waits, [0.1, 0.2, 0.4, 0.5, 0.5, 0.5], strict=True):
+        assert full / 2 <= wait <= full
+    assert len(set(waits)) == 6
+    back_off.reset()
+    assert back_off.next_s() <= 0.1
+
+
+def test_no_wait_exceeds_the_limit_even_the_first() -> None:
+    back_off = BackOff(Largest(), first_s=0.1, limit_s=0.05)
+    assert [back_off.next_s(), back_off.next_s()] == [0.05, 0.05]
+
+
+def test_deaths_in_a_row_wait_longer_and_a_long_life_is_forgiven() -> None:
+    delay = RestartDelay(Largest())
+    waits = [delay.after(1.0) for _ in range(9)]
+    assert waits[:3] == [0.5, 1.0, 2.0]
+    assert waits[-1] == LONGEST_DELAY_S
+    assert delay.after(FORGIVEN_AFTER_S) == pytest.approx(0.5)
+    assert delay.after(0.0) == pytest.approx(1.0)

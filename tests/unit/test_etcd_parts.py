@@ -1,4 +1,4 @@
-"""Keys, back-off, leases and the workers' view, without an etcd."""
+"""Keys, leases and the workers' view, without an etcd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from control_plane.back_off import BackOff
 from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing
 from control_plane.keys import ClusterKeys
 from control_plane.lease import Lease
@@ -121,16 +120,6 @@ def test_other_snapshots_are_all_but_one() -> None:
     assert not any(first <= keys.delta(worker_id) < end for first, end in ranges)
 
 
-def test_back_off_doubles_to_its_limit_with_jitter() -> None:
-    back_off = BackOff(Random(1), first_s=0.1, limit_s=0.5)
-    waits = [back_off.next_s() for _ in range(6)]
-    for wait, full in zip(waits, [0.1, 0.2, 0.4, 0.5, 0.5, 0.5], strict=True):
-        assert full / 2 <= wait <= full
-    assert len(set(waits)) == 6
-    back_off.reset()
-    assert back_off.next_s() <= 0.1
-
-
 def test_an_endpoint_must_be_named() -> None:
     with pytest.raises(ConfigError, match=r"control_plane\.etcd"):
         EtcdClient(ControlPlaneConfig(), clock=ManualClock())
@@ -162,6 +151,40 @@ class FakeLeases:
 
     async def revoke_lease(self, lease: int) -> None:
         raise ControlPlaneError
+
+
+@pytest.mark.anyio
+async def test_whoever_owns_a_lease_hears_that_its_callback_failed() -> None:
+    clock = ManualClock()
+    etcd: Any = FakeLeases(clock)
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    lease = await Lease.grant(etcd, 0.3, clock=clock, on_failure=failed.set_result)
+
+    def lost() -> None:
+        msg = "nobody expected it"
+        raise RuntimeError(msg)
+
+    lease.on_lost(lost)
+    etcd.answers.put_nowait(0.0)
+    error = await failed
+    assert (str(error), error.__notes__) == ("nobody expected it", ["in the task 'lease 1'"])
+    await lease.revoke()
+
+
+@pytest.mark.anyio
+async def test_a_failure_without_owner_is_the_loops() -> None:
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[dict[str, Any]] = loop.create_future()
+    handler = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: told.set_result(context))
+    clock = ManualClock()
+    etcd: Any = FakeLeases(clock)
+    etcd.keep_alive = None  # whatever goes wrong
+    lease = await Lease.grant(etcd, 0.3, clock=clock)
+    context = await told
+    loop.set_exception_handler(handler)
+    assert isinstance(context["exception"], TypeError)
+    await lease.revoke()
 
 
 @pytest.mark.anyio
