@@ -47,7 +47,7 @@ from decode_pool.ports import DecodePorts
 from decode_pool.receiving import OnAnswer, Owner, Receiving
 from decode_pool.stats import DecodeStats
 from decode_pool.token_outbox import TokenOutbox
-from engine.events import Admitted, Event, Generated, Mode, Preempted, Reserved
+from engine.events import Admitted, EngineStats, Event, Generated, Mode, Preempted, Reserved
 from engine.load import load_of
 from kv_transfer.handoff import decode_messages as d
 from kv_transfer.handoff.decode_side import DecodeSide, Phase, Terms
@@ -91,6 +91,21 @@ class Requests:
     def is_idle(self) -> bool:
         """Whether nothing here has a deadline."""
         return not self._live and not self.receiving.is_settling
+
+    def is_starving(self, stats: EngineStats) -> bool:
+        """Whether the request that waits longest for blocks would fit if none were quarantined:
+        however few it lacks, nobody overtakes it."""
+        waiting = (
+            live
+            for live in self._live.values()
+            if live.state is RequestState.WAITING or live.is_preempted
+        )
+        first = next(waiting, None)
+        if first is None or not stats.blocks_quarantined:
+            return False
+        num_tokens = len(first.start.request.prompt) + max(first.next_index)
+        num_wanted = -(-num_tokens // self._record.block_size)
+        return num_wanted > stats.blocks_free + stats.blocks_cached
 
     def refuse(self, reason: str) -> None:
         """Take no new request ("draining", "wrong_role"); "" takes them again."""

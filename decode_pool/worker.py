@@ -35,7 +35,7 @@ from decode_pool.receiving import Owner, Receiving
 from decode_pool.requests import Requests
 from decode_pool.stats import DecodeStats
 from decode_pool.token_outbox import TokenOutbox
-from engine.events import CacheChanged, EngineStats, Event
+from engine.events import CacheChanged, Event
 from engine.load import load_of
 from kv_transfer.transport import Notification
 
@@ -221,7 +221,7 @@ class DecodeWorker:
     async def _tell_load(self, requests: Requests, ports: DecodePorts) -> None:
         while True:
             stats = await ports.engine.call(lambda engine: engine.stats())
-            requests.receiving.is_starving = _is_starving(stats)
+            requests.receiving.is_starving = requests.is_starving(stats)
             self._load = load_of(stats)
             for stream in self._routers:
                 stream.send(self._load)
@@ -246,12 +246,6 @@ class _PrefillListener:
 
     def on_closed(self, stream: Stream[Any], reason: str) -> None:
         self._inbox.put(lambda requests: requests.receiving.peer_closed(stream, reason))
-
-
-def _is_starving(stats: EngineStats) -> bool:
-    """Whether quarantined blocks are what waiting requests lack."""
-    available = stats.blocks_free + stats.blocks_cached
-    return stats.num_waiting > 0 and stats.blocks_quarantined > available
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -167,9 +167,16 @@ class Pusher:
         name, peer = posted.peer_name, posted.peer
         if peer.is_broken and not peer.num_pending and self._peers.get(name) is peer:
             del self._peers[name]
-            self._fabric.call(lambda transport: transport.remove_peer(name))
+            removed = self._fabric.call(lambda transport: transport.remove_peer(name))
+            removed.add_done_callback(_forgive_a_stopped_fabric)
 
     def _measure(self, outcome: WriteOutcome) -> None:
         speed = outcome.num_bytes / max(outcome.seconds, 1e-9)
         before = speed if self.bytes_per_s is None else self.bytes_per_s
         self.bytes_per_s = before + _SMOOTHING * (speed - before)
+
+
+def _forgive_a_stopped_fabric(removed: asyncio.Future[None]) -> None:
+    """It has closed all its connections; an exception that nobody looks at is logged."""
+    if not removed.cancelled():
+        removed.exception()

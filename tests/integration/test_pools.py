@@ -311,6 +311,24 @@ async def test_a_killed_prefill_worker_costs_a_later_first_token_only() -> None:
         await cluster.until_idle()
 
 
+async def test_a_request_that_lacks_a_few_quarantined_blocks_has_them_soon() -> None:
+    faults = Faults(min_delay_s=0.005, max_delay_s=0.01)
+    async with pool_cluster(
+        num_prefills=2, num_blocks=16, faults=faults, quarantine_s=60.0
+    ) as cluster:
+        request = request_of("r", range(10, 38), max_tokens=2)
+        answer = cluster.router.start(request, cluster.candidates)
+        await cluster.pushing()
+        await cluster.kill_prefill(0)
+        cluster.expect(request, await served(answer, request))
+        stats = await cluster.decode_machine.stats()
+        assert stats.blocks_quarantined == 7
+        lacking_one = request_of("lacking", range(100, 140), max_tokens=2)
+        answer = await served(cluster.router.start(lacking_one), lacking_one)
+        cluster.expect(lacking_one, answer)
+        await cluster.until_idle()
+
+
 async def test_the_last_prefill_worker_dies_and_decode_computes_the_prompt() -> None:
     faults = Faults(min_delay_s=0.005, max_delay_s=0.01)
     async with pool_cluster(faults=faults) as cluster:
