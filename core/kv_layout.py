@@ -79,6 +79,25 @@ class KvLayout(msgspec.Struct, frozen=True):
         encoded = msgspec.json.encode(self)
         return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 
+    def summary(self) -> str:
+        """Return the layout in one line for records and handshakes: equal iff `fingerprint` is.
+
+        Peers compare it as a whole, and `summary_difference` names what differs.
+        """
+        dtypes = "+".join(sorted({layer.dtype.value for layer in self.layers}))
+        named = {
+            "version": self.version,
+            "model": self.model,
+            "block_size": self.block_size,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "num_layers": self.num_layers,
+            "dtype": dtypes,
+            "block_bytes": self.block_bytes,
+            "fingerprint": self.fingerprint(),
+        }
+        return " ".join(f"{name}={value}" for name, value in named.items())
+
     def difference(self, other: KvLayout) -> str | None:
         """Name the first field in which the layouts differ, with both values; None if they
         agree."""
@@ -91,6 +110,23 @@ class KvLayout(msgspec.Struct, frozen=True):
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
+
+
+def summary_difference(here: str, there: str) -> tuple[str, str, str] | None:
+    """Return the first field in which two summaries differ, its value here and there; None if they
+    agree. Texts that are no summaries differ as a whole, in ``layout``."""
+    if here == there:
+        return None
+    mine, theirs = _fields_of(here), _fields_of(there)
+    for name, value in mine.items():
+        if theirs.get(name, value) != value:
+            return f"layout.{name}", value, theirs[name]
+    return "layout", here, there
+
+
+def _fields_of(summary: str) -> dict[str, str]:
+    pairs = (field.partition("=") for field in summary.split(" "))
+    return {name: value for name, separator, value in pairs if separator}
 
 
 def block_major(

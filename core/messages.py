@@ -144,7 +144,7 @@ class RegionDescriptor(msgspec.Struct, frozen=True):
     address: int
     num_bytes: int
     block_bytes: int
-    layout: str  # KvLayout.fingerprint()
+    layout: str  # KvLayout.summary()
     metadata: bytes  # the transport's own, opaque (NIXL agent metadata)
 
 

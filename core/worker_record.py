@@ -29,7 +29,7 @@ class WorkerRecord(msgspec.Struct, frozen=True):
         metrics_address: host:port of its `/metrics`, `/health`.
         model: served model's name.
         model_fingerprint: hex; part of every block hash.
-        layout: KvLayout.fingerprint().
+        layout: KvLayout.summary(); only equal ones can exchange blocks.
         numerics: id of kernels, instruction set, dtypes, TP size; equal ids promise equal tokens.
         max_model_len: tokens of prompt and output together that it can hold.
         transport: what the fabric uses ("nixl/ucx (cma)"), for people.

@@ -86,7 +86,7 @@ async def start_parts(
         metrics_address="",
         model=plan.model_name,
         model_fingerprint=plan.spec.fingerprint,
-        layout=plan.layout.fingerprint(),
+        layout=plan.layout.summary(),
         numerics=executor.numerics,
         block_size=plan.layout.block_size,
         block_bytes=plan.layout.block_bytes,

@@ -186,7 +186,7 @@ class Machine:
             metrics_address="",
             model="mock",
             model_fingerprint=layout.model,
-            layout=layout.fingerprint(),
+            layout=layout.summary(),
             numerics="mock",
             block_size=layout.block_size,
             block_bytes=layout.block_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from core.kv_layout import summary_difference
 from core.worker_record import Hello
 
 WORKER = "worker"
@@ -24,12 +25,17 @@ def difference(opener: Hello, worker: Hello) -> str | None:
         return _differ("cluster", opener.cluster, worker.cluster)
     if opener.expected_boot and opener.expected_boot != worker.boot:
         return f"boot: expected {opener.expected_boot!r}, {worker.name} is now {worker.boot!r}"
-    compared = ["model_fingerprint"] + (["layout"] if opener.kind == DECODE else [])
-    for name in compared:
-        theirs, ours = getattr(opener, name), getattr(worker, name)
-        if theirs and ours and theirs != ours:
-            return _differ(name, theirs, ours)
+    theirs, ours = opener.model_fingerprint, worker.model_fingerprint
+    if theirs and ours and theirs != ours:
+        return _differ("model_fingerprint", theirs, ours)
+    if opener.kind == DECODE and opener.layout and worker.layout:
+        return _layouts_differ(opener.layout, worker.layout)
     return None
+
+
+def _layouts_differ(opener: str, worker: str) -> str | None:
+    differing = summary_difference(opener, worker)
+    return None if differing is None else _differ(*differing)
 
 
 def _differ(name: str, opener: object, worker: object) -> str:

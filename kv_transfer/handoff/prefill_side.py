@@ -26,6 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from core.ids import BlockId
+from core.kv_layout import summary_difference
 from core.lifetime import Duration, Lifetime, Stamp
 from core.messages import (
     FirstTokens,
@@ -74,7 +75,7 @@ class Terms(msgspec.Struct, frozen=True):
     """What this worker offers.
 
     Attributes:
-        layout: fingerprint of this pool's layout.
+        layout: summary of this pool's layout.
         try_s: seconds in which at least one of an attempt's posted writes must end: the target of
             one that does not may be frozen, and a frozen peer's writes stay pending for ever.
         refusing: why no new ask is taken ("draining", "wrong_role"), or empty.
@@ -202,8 +203,10 @@ def _refusal(ask: PrefillAsk, terms: Terms, *, is_settled: bool) -> tuple[str, s
         return "settled", "settled before it was asked"
     if terms.refusing:
         return terms.refusing, f"this worker takes no new prompts: {terms.refusing}"
-    if region.layout != terms.layout:
-        return "layout", f"layout: {terms.layout} here, {region.layout} there"
+    differing = summary_difference(terms.layout, region.layout)
+    if differing is not None:
+        name, here, there = differing
+        return "layout", f"{name}: {here} here, {there} there"
     if region.block_bytes != terms.block_bytes:
         return "layout", f"block_bytes: {terms.block_bytes} here, {region.block_bytes} there"
     num_blocks = -(-len(ask.request.prompt) // terms.block_size)

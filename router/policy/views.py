@@ -25,7 +25,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
     Attributes:
         address: host:port of its gRPC server.
-        layout: fingerprint of its KV layout; only equal ones can hand KV over.
+        layout: its KV layout as a summary; only equal ones can hand KV over.
         block_size: tokens a block.
         block_bytes: bytes of one block on this worker.
         max_model_len: tokens of prompt and output that it can hold.

@@ -6,7 +6,7 @@ from itertools import product
 
 import msgspec
 
-from core.kv_layout import KvDtype, KvLayout, block_major
+from core.kv_layout import KvDtype, KvLayout, block_major, summary_difference
 
 
 def layout(**changed: object) -> KvLayout:
@@ -60,12 +60,26 @@ def test_fingerprint_is_equal_iff_blocks_can_be_exchanged() -> None:
     fingerprints = {made.fingerprint() for made in [layout(), *others]}
     assert len(fingerprints) == 8
     assert layout().fingerprint() == layout().fingerprint()
+    assert len({made.summary() for made in [layout(), *others]}) == len(fingerprints)
     assert len(layout().fingerprint()) == 32
 
 
 def test_difference_names_the_field_and_both_values() -> None:
     assert layout().difference(layout()) is None
     assert layout().difference(layout(block_size=16)) == "block_size: 8 here, 16 there"
+
+
+def test_summaries_name_the_first_difference() -> None:
+    here = layout().summary()
+    assert summary_difference(here, layout().summary()) is None
+    dtype = layout(dtype=KvDtype.F32).summary()
+    assert summary_difference(here, dtype) == ("layout.dtype", "bf16", "f32")
+    older = here.replace("version=1 ", "")
+    assert summary_difference(here, older) == ("layout", here, older)
+    moved = msgspec.structs.replace(layout(), layers=layout().layers[::-1]).summary()
+    differing = summary_difference(here, moved)
+    assert differing is not None
+    assert differing[0] == "layout.fingerprint", "only the table differs"
 
 
 def test_layout_survives_the_wire() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from control_plane.rpc.handshake import difference
 from core.ids import Boot
+from core.kv_layout import KvDtype, block_major
 from core.worker_record import Hello
 
 WORKER = Hello("worker", "w", Boot("b1"), model_fingerprint="m", layout="l")
@@ -27,6 +29,16 @@ def test_these_agree(opener: Hello) -> None:
 def test_the_first_difference_is_named_with_both_values() -> None:
     opener = Hello("decode", "d", Boot("x"), model_fingerprint="m", layout="k")
     assert difference(opener, WORKER) == "layout: the opener has 'k', the worker 'l'"
+
+
+def test_a_layout_differs_in_a_field() -> None:
+    made = block_major(
+        model="m", num_layers=2, num_kv_heads=1, head_dim=8, block_size=16, dtype=KvDtype.BF16
+    )
+    finer = replace(made, block_size=8).summary()
+    opener = Hello("decode", "d", Boot("x"), layout=finer)
+    worker = replace(WORKER, layout=made.summary())
+    assert difference(opener, worker) == "layout.block_size: the opener has '8', the worker '16'"
 
 
 def test_only_workers_answer() -> None:
