@@ -118,6 +118,19 @@ class EngineMachine(RuleBasedStateMachine):
         if self._add(request, Mode.LOCAL):
             self.locals[request.request_id] = request
 
+    @precondition(lambda self: self.locals)
+    @rule(data=st.data())
+    def dispatch_again(self, data: st.DataObject) -> None:
+        """As after a decode worker's death: known outputs are forced, some of them cached here."""
+        before = self.locals[data.draw(st.sampled_from(sorted(self.locals)))]
+        n = before.sampling.n
+        lengths = data.draw(st.lists(st.integers(0, 30), min_size=n, max_size=n))
+        self.num_added += 1
+        again = EngineRequest(RequestId(f"r{self.num_added}"), before.prompt, before.sampling)
+        request = self._with_outputs(again, lengths)
+        if self._add(request, Mode.LOCAL):
+            self.locals[request.request_id] = request
+
     @rule(prompt=PROMPT, n=st.integers(1, 3))
     def add_prefill(self, prompt: list[int], n: int) -> None:
         request = self._request(prompt, n, 20, 0)
