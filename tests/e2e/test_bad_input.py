@@ -177,7 +177,6 @@ def test_values_of_a_wrong_kind_or_size(
         {"prompt_logprobs": 1},
         {"response_format": {"type": "json_object"}},
         {"guided_json": {"type": "object"}},
-        {"bad_words": ["several tokens long"]},
     ],
     ids=str,
 )
