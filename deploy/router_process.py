@@ -1,4 +1,7 @@
-"""One router process: text, dispatch and HTTP, fed by the registry and the cache ledger."""
+"""One router process: text, dispatch and HTTP, fed by the registry and the cache ledger.
+
+Whatever fails that should not ends the process, with exit code 1: see `deploy.process_end`.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,16 @@ from core.log import configure
 from core.worker_record import Hello
 from deploy.address import reachable_url
 from deploy.options import RouterOptions
+from deploy.process_end import ProcessEnd
 from deploy.readiness import Readiness, announce
-from deploy.stop_signal import stop_requested
 from router.dispatch.dispatcher import RouterDispatcher
 from router.text.text_model import TextModel
 from router.web.app import create_app
 from router.web.server import ApiServer
 
 DRAIN_S = 5.0
-"""From SIGTERM until answers that still run are ended."""
+"""From SIGTERM until answers that still run are ended; the launcher, which takes the whole cluster
+down, waits 10 s. A drain with 60 s, while other routers serve on, comes before the stop."""
 
 
 async def run_router(config: Config, options: RouterOptions) -> None:
@@ -39,23 +43,20 @@ async def run_router(config: Config, options: RouterOptions) -> None:
         ExceptionGroup: something failed that should not.
     """
     configure(config.log, process=options.name)
-    stop = stop_requested()
+    end = ProcessEnd()
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         text = await asyncio.to_thread(TextModel.load, options.model_path)
         dispatcher = _dispatcher(config, options, clock)
         server = _server(config, dispatcher, text, clock)
         running = asyncio.create_task(dispatcher.run(), name="dispatch")
-        await _follow_cluster(config, dispatcher, clock, stack)
+        end.must_run(running)
+        await _follow_cluster(config, dispatcher, clock, end, stack)
         server.start()
-        serving = asyncio.create_task(server.wait(), name="http")
-        stopping = asyncio.create_task(stop.wait(), name="stop signal")
+        end.must_run(asyncio.create_task(server.wait(), name="http server"))
         url = reachable_url(config.http.host, server.port)
         announce(options.ready_fd, Readiness(options.name, os.getpid(), url))
-        tasks = {running, serving, stopping}
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await end.wait()
         await server.stop(DRAIN_S)
         await dispatcher.stop()
         await running
@@ -87,15 +88,21 @@ def _server(
 
 
 async def _follow_cluster(
-    config: Config, dispatcher: RouterDispatcher, clock: Clock, stack: AsyncExitStack
+    config: Config,
+    dispatcher: RouterDispatcher,
+    clock: Clock,
+    end: ProcessEnd,
+    stack: AsyncExitStack,
 ) -> None:
     """Tell the dispatcher who is there and what their caches hold, for as long as `stack` lives."""
     settings = config.control_plane
     client = EtcdClient(settings, clock=clock)
     await client.connect()
     stack.push_async_callback(client.close)
-    registry = Registry(client, settings.cluster, clock, lease_s=settings.lease_s)
+    registry = Registry(
+        client, settings.cluster, clock, lease_s=settings.lease_s, on_failure=end.fail
+    )
     workers = registry.watch_workers(dispatcher.on_worker_change)
     stack.push_async_callback(workers.close)
-    ledger = LedgerReader(client, settings.cluster, dispatcher)
+    ledger = LedgerReader(client, settings.cluster, dispatcher, on_failure=end.fail)
     stack.push_async_callback(ledger.close)

@@ -3,16 +3,15 @@
     parts -> gRPC and HTTP listen -> registered -> ready ... SIGTERM -> refuse, finish -> deregister
           -> servers stop -> parts stop
 
-Everything is owned by one exit stack; whatever fails that should not ends the process.
+Everything is owned by one exit stack. Whatever fails that should not (a pool, a thread, a server,
+the place in the cluster) ends the process, with exit code 1: see `deploy.process_end`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -25,24 +24,25 @@ from control_plane.rpc.interface import Stream, StreamListener
 from control_plane.rpc.server import RpcServer
 from core.clock import Clock, SystemClock
 from core.config import Config
-from core.ids import RequestId
 from core.log import configure
 from core.messages import DecodeToPrefill, PrefillCandidate, PrefillToDecode
 from core.worker_record import Hello, WorkerRecord
 from decode_pool.ports import DecodePorts
+from deploy.cache_news import CacheNews
 from deploy.options import WorkerOptions
+from deploy.process_end import ProcessEnd
 from deploy.readiness import Readiness, announce
-from deploy.stop_signal import stop_requested
 from deploy.worker_http import WorkerApp
 from deploy.worker_parts import WorkerParts, start_parts
-from engine.events import CacheChanged, EngineStats
 from kv_transfer.nixl_transport import NixlTransport
 from prefill_pool.ports import PrefillPorts
 from prefill_pool.worker import PrefillWorker
 from router.web.server import ApiServer
 
 DRAIN_S = 5.0
-"""From SIGTERM until what still runs is ended."""
+"""From SIGTERM until what still runs is ended. This stop is the launcher's, whose grace is 10 s: it
+takes the whole cluster down, and there is nobody to hand requests to. Leaving a cluster that serves
+on, with 60 s and migration, is a drain, which comes before the stop."""
 
 _DRAIN_POLL_S = 0.02
 _STOP_S = 1.0
@@ -58,45 +58,35 @@ async def run_worker(config: Config, options: WorkerOptions) -> None:
         ExceptionGroup: something failed that should not.
     """
     configure(config.log, process=options.worker_id)
-    stop = stop_requested()
+    end = ProcessEnd()
     async with AsyncExitStack() as stack:
-        process = _WorkerProcess(config, options, SystemClock())
+        process = _WorkerProcess(config, options, SystemClock(), end)
         await process.start(stack)
         running = asyncio.create_task(process.run(), name=options.worker_id)
-        stopping = asyncio.create_task(stop.wait(), name="stop signal")
-        is_up = await _first_of(running, stopping, process.registered())
-        if is_up:
+        end.must_run(running)
+        if await end.comes_after(process.registered()):
             announce(options.ready_fd, await process.readiness())
-            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        stopping.cancel()
+        await end.wait()
         await process.drain()
         running.cancel()
         await asyncio.wait({running})
 
 
-async def _first_of(
-    running: asyncio.Task[None], stopping: asyncio.Task[Any], wanted: Coroutine[Any, Any, None]
-) -> bool:
-    """Return whether `wanted` came before the worker's end and the stop signal."""
-    waiting = asyncio.create_task(wanted)
-    await asyncio.wait({running, stopping, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    return not running.done() and not stopping.done()
-
-
 class _WorkerProcess:
     """Joins the parts to the control plane."""
 
-    def __init__(self, config: Config, options: WorkerOptions, clock: Clock) -> None:
+    def __init__(
+        self, config: Config, options: WorkerOptions, clock: Clock, end: ProcessEnd
+    ) -> None:
         self._config = config
         self._options = options
         self._clock = clock
+        self._end = end
         self._parts: WorkerParts
         self._record: WorkerRecord
         self._registration: RegistrationHandle
         self._ledger: LedgerWriter
+        self._news: CacheNews
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start everything but the pool's task; see `run_worker` for what is raised."""
@@ -119,6 +109,7 @@ class _WorkerProcess:
         self._record = replace(self._record, address=f"{options.advertise_host}:{port}")
         http.start()
         stack.push_async_callback(http.stop, _STOP_S)
+        self._end.must_run(asyncio.create_task(http.wait(), name="http server"))
         await self._join_cluster(stack)
 
     async def _join_cluster(self, stack: AsyncExitStack) -> None:
@@ -126,7 +117,13 @@ class _WorkerProcess:
         client = EtcdClient(settings, clock=self._clock)
         await client.connect()
         stack.push_async_callback(client.close)
-        registry = Registry(client, settings.cluster, self._clock, lease_s=settings.lease_s)
+        registry = Registry(
+            client,
+            settings.cluster,
+            self._clock,
+            lease_s=settings.lease_s,
+            on_failure=self._end.fail,
+        )
         self._registration = registry.register(self._record)
         stack.push_async_callback(self._registration.close)
         self._ledger = LedgerWriter(
@@ -135,16 +132,25 @@ class _WorkerProcess:
             self._registration,
             clock=self._clock,
             ledger_hz=settings.ledger_hz,
+            on_failure=self._end.fail,
         )
         stack.push_async_callback(self._ledger.close)
+        engine = self._parts.engine
+        self._news = CacheNews(
+            self._ledger,
+            lambda: engine.call(lambda engine: engine.stats()),
+            pace_s=settings.heartbeat_s,
+        )
 
     async def run(self) -> None:
         """Serve; raises what must end the process."""
-        parts = self._parts
-        if isinstance(parts.worker, PrefillWorker):
-            await parts.worker.run(self._prefill_ports())
-        else:
-            await parts.worker.run(self._decode_ports())
+        worker = self._parts.worker
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._news.tell_totals())
+            if isinstance(worker, PrefillWorker):
+                group.create_task(worker.run(self._prefill_ports()))
+            else:
+                group.create_task(worker.run(self._decode_ports()))
 
     async def registered(self) -> None:
         """Return once the worker's entry is in etcd, however long etcd is away."""
@@ -191,11 +197,19 @@ class _WorkerProcess:
     def _is_ready(self) -> bool:
         return self._registration.entry is not None
 
+    def _transport_seen(self, transport: str) -> None:
+        """Correct what is registered: at the start, nothing had been written yet."""
+        if transport != self._registration.record.transport:
+            _log.info("KV goes over %s", transport)
+            self._registration.update(transport=transport)
+
     async def _refresh(self) -> None:
         """Take fresh snapshots for a scrape."""
         parts = self._parts
         parts.metrics.show_engine(await parts.engine.call(lambda engine: engine.stats()))
-        parts.metrics.fabric.show(await parts.fabric.call(lambda transport: transport.health()))
+        health = await parts.fabric.call(lambda transport: transport.health())
+        seen = self._registration.record.transport  # of inbound writes, too
+        parts.metrics.fabric.show(replace(health, transport=seen))
 
     # --- what the pools are wired to --------------------------------------------------------
 
@@ -206,7 +220,8 @@ class _WorkerProcess:
             fabric=parts.fabric,
             region=parts.region,
             new_transport=lambda: NixlTransport(parts.agent, listen=listen),
-            on_cache_changed=self._cache_changed,
+            on_transport=self._transport_seen,
+            on_cache_changed=self._news.cache_changed,
         )
 
     def _decode_ports(self) -> DecodePorts:
@@ -216,8 +231,9 @@ class _WorkerProcess:
             fabric=parts.fabric,
             region=parts.region,
             connect=self._connect,
-            on_cache_changed=self._cache_changed,
-            on_preempted=self._preempted,
+            on_transport=self._transport_seen,
+            on_cache_changed=self._news.cache_changed,
+            on_preempted=self._news.preempted,
             on_resumed=self._ledger.resumed,
         )
 
@@ -232,22 +248,3 @@ class _WorkerProcess:
             config=self._config.control_plane,
             clock=self._clock,
         )
-
-    def _cache_changed(self, event: CacheChanged) -> None:
-        self._ledger.publish(event.stored, event.evicted)
-        self._parts.engine.call(lambda engine: engine.stats()).add_done_callback(self._count)
-
-    def _count(self, stats: asyncio.Future[EngineStats]) -> None:
-        """Tell the ledger the totals; a future of an engine that stopped has none."""
-        if stats.cancelled() or stats.exception() is not None:
-            return
-        totals = stats.result()
-        hits = {
-            "local_compute": totals.prompt_tokens_computed + totals.peer_tokens_computed,
-            "local_cache": totals.prompt_tokens_cached + totals.peer_tokens_cached,
-            "transferred": totals.prompt_tokens_received,
-        }
-        self._ledger.publish(hits=hits, preemptions=totals.preemptions)
-
-    def _preempted(self, request_id: RequestId) -> None:
-        self._ledger.preempted(request_id, "recompute")
