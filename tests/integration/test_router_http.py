@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from core.errors import UsageError
+from core.ids import client_id_of
 from core.request import EngineRequest, TokenLogprobs, TokenUpdate
 from router.dispatch.interface import Disaggregate
 from router.web.server import listen
@@ -265,13 +266,14 @@ async def test_request_ids() -> None:
         )
         assert given.headers["x-request-id"] == "my-id.1"
         assert given.json()["id"] == "chatcmpl-my-id.1"
-        assert dispatcher.started[0].request.request_id == "my-id.1"
+        name = dispatcher.started[0].request.request_id
+        assert client_id_of(name) == "my-id.1" != name
         for bad in (b"a b", b"x" * 129, "ü".encode()):
             made = await client.get("/version", headers=[(b"x-request-id", bad)])
             assert len(made.headers["x-request-id"]) == 32
 
 
-async def test_concurrent_requests_of_one_id_get_names_of_their_own() -> None:
+async def test_requests_of_one_id_get_names_of_their_own_at_once_and_afterwards() -> None:
     gate = asyncio.Event()
 
     async def script(request: EngineRequest) -> AsyncIterator[Sequence[TokenUpdate]]:
@@ -288,11 +290,11 @@ async def test_concurrent_requests_of_one_id_get_names_of_their_own() -> None:
         posts = [asyncio.create_task(post()) for _ in range(3)]
         await until(lambda: len(dispatcher.started) == 3)
         gate.set()
-        answers = await asyncio.gather(*posts)
+        answers = [*await asyncio.gather(*posts), await post()]
     assert {answer.status_code for answer in answers} == {200}
     ids = {one.request.request_id for one in dispatcher.started}
-    assert len(ids) == 3
-    assert all(len(one) == 128 for one in ids)
+    assert len(ids) == 4
+    assert {client_id_of(one) for one in ids} == {"x" * 128}
 
 
 async def test_debug_headers_work_on_loopback_only() -> None:
