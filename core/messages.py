@@ -244,6 +244,8 @@ class WriteNotification(msgspec.Struct, frozen=True, array_like=True):
         source, target: boots of the writer and of the owner of the memory.
         rank_pair: (writer's rank, target's rank).
         first_block, num_blocks: range of prompt blocks that this write brought.
+        transport: what the writer saw its writes go over so far ("ucx (cma)"), or empty; a target
+            cannot see it.
     """
 
     handoff: HandoffId
@@ -253,3 +255,4 @@ class WriteNotification(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     first_block: int
     num_blocks: int
+    transport: str = ""

@@ -47,6 +47,7 @@ class DecodePorts:
         on_cache_changed: the cache ledger's writer.
         on_preempted: records a preempted request in the control plane.
         on_resumed: it runs again, or is over.
+        on_transport: hears what its peers' writes come over ("ucx (cma)") when they tell.
     """
 
     engine: EngineThread
@@ -56,3 +57,4 @@ class DecodePorts:
     on_cache_changed: Callable[[CacheChanged], None]
     on_preempted: Callable[[RequestId], None]
     on_resumed: Callable[[RequestId], None]
+    on_transport: Callable[[str], None] | None = None

@@ -38,6 +38,7 @@ from decode_pool.token_outbox import TokenOutbox
 from engine.events import CacheChanged, Event
 from engine.load import load_of
 from kv_transfer.transport import Notification
+from kv_transfer.transports_seen import TransportsSeen
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class DecodeWorker:
         self._ports: DecodePorts | None = None
         self._routers: set[Stream[Any]] = set()
         self._load: WorkerLoad | None = None
+        self._transports = TransportsSeen()
 
     # --- StreamListener: routers ------------------------------------------------------------
 
@@ -106,7 +108,13 @@ class DecodeWorker:
     def on_notification(self, notification: Notification) -> None:
         """For `TransferThread`: a peer's write has landed."""
         write = _notifications.decode(notification.payload)
+        if write.transport and self._transports.add(write.transport):
+            self._tell_transport()
         self._inbox.put(lambda requests: requests.receiving.landed(write))
+
+    def _tell_transport(self) -> None:
+        if self._ports is not None and self._ports.on_transport is not None:
+            self._ports.on_transport(self._transports.text)
 
     def _on_added(self, live: LiveRequest, future: asyncio.Future[None]) -> None:
         self._inbox.put(lambda requests: requests.engine_answered(live, future))

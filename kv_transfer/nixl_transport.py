@@ -19,7 +19,7 @@ from core.memory_region import MemoryRegion
 from kv_transfer.descriptors import check_bounds
 from kv_transfer.nixl_agent import NixlAgent, Request
 from kv_transfer.nixl_bindings import Registration
-from kv_transfer.tcp_traffic import acked_bytes
+from kv_transfer.tcp_traffic import acked_by_socket, acked_since
 from kv_transfer.transport import (
     Health,
     Notification,
@@ -47,7 +47,7 @@ class _Write(msgspec.Struct):
 
     peer: PeerName
     num_bytes: int
-    acked_before: int | None
+    acked_before: dict[str, int] | None
     request: Request | None = None
     outcome: Poll = _PENDING
 
@@ -208,7 +208,7 @@ class NixlTransport:
     def _new_write(self, peer: PeerName, local: Sequence[Span]) -> _Write:
         num_bytes = sum(span.num_bytes for span in local)
         is_telling = num_bytes >= _TELLING_BYTES and peer not in self._carriers
-        return _Write(peer, num_bytes, acked_bytes() if is_telling else None)
+        return _Write(peer, num_bytes, acked_by_socket() if is_telling else None)
 
     def _finish(self, write: _Write, outcome: Poll) -> None:
         request, write.request, write.outcome = write.request, None, outcome
@@ -223,7 +223,7 @@ class NixlTransport:
         TCP sockets or not, and without an RDMA device only CMA is left in NIXL's wheel."""
         if write.acked_before is None or write.outcome.state is not WriteState.DONE:
             return
-        if acked_bytes() - write.acked_before >= write.num_bytes // 2:
+        if acked_since(write.acked_before) >= write.num_bytes // 2:
             self._carriers[write.peer] = "tcp"
         else:
             self._carriers[write.peer] = "rdma or cma" if _HAS_RDMA else "cma"

@@ -12,17 +12,24 @@ _BYTES_ACKED = struct.Struct("@Q")
 _BYTES_ACKED_OFFSET = 120  # tcpi_bytes_acked of struct tcp_info, linux/tcp.h, since Linux 4.1
 
 
-def acked_bytes() -> int:
-    """Return the bytes acknowledged by peers on all open TCP sockets, those of libraries too.
+def acked_by_socket() -> dict[str, int]:
+    """Return the bytes acknowledged by the peer of each open socket, those of libraries too.
 
     Costs some microseconds a file descriptor.
     """
-    total = 0
+    acked: dict[str, int] = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile, or no socket
-            if os.readlink(entry).startswith("socket:"):
-                total += _acked_on(int(entry.name))
-    return total
+            name = os.readlink(entry)
+            if name.startswith("socket:"):
+                acked[name] = _acked_on(int(entry.name))
+    return acked
+
+
+def acked_since(before: dict[str, int]) -> int:
+    """Return the bytes acknowledged since `acked_by_socket` returned `before`, on the sockets that
+    are open now: one that was closed meanwhile must not take its whole past off the sum."""
+    return sum(acked - before.get(name, 0) for name, acked in acked_by_socket().items())
 
 
 def _acked_on(descriptor: int) -> int:

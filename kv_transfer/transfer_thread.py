@@ -52,6 +52,7 @@ class WriteOutcome(msgspec.Struct, frozen=True):
         posted_s: seconds that posting took (on CMA that is the copy).
         seconds: from the start of posting until the end was seen.
         num_descriptors: after merging neighbours.
+        transport: `Health.transport` after it.
     """
 
     state: WriteState
@@ -60,6 +61,7 @@ class WriteOutcome(msgspec.Struct, frozen=True):
     seconds: float
     num_bytes: int
     num_descriptors: int
+    transport: str = ""
 
 
 class _Write(msgspec.Struct):
@@ -69,7 +71,7 @@ class _Write(msgspec.Struct):
     num_bytes: int
     num_descriptors: int
 
-    def outcome(self, poll: Poll, now: float) -> WriteOutcome:
+    def outcome(self, poll: Poll, now: float, transport: str) -> WriteOutcome:
         """Return how it ended, seen at `now`."""
         return WriteOutcome(
             state=poll.state,
@@ -78,6 +80,7 @@ class _Write(msgspec.Struct):
             seconds=now - self.started,
             num_bytes=self.num_bytes,
             num_descriptors=self.num_descriptors,
+            transport=transport,
         )
 
 
@@ -286,7 +289,7 @@ class TransferThread:
 
     def _finish(self, handle: WriteHandle, poll: Poll) -> None:
         write = self._pending.pop(handle)
-        outcome = write.outcome(poll, self._clock.now())
+        outcome = write.outcome(poll, self._clock.now(), self._transport.health().transport)
         if self._on_outcome is not None:
             self._reply(self._on_outcome, outcome)
         self._reply(_set_result, write.future, outcome)

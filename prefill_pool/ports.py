@@ -24,6 +24,7 @@ class PrefillPorts:
         new_transport: makes a fresh agent of the same name, when the old one must be destroyed to
             let go of blocks; called on the fabric's thread.
         on_cache_changed: the cache ledger's writer.
+        on_transport: hears what the fabric's writes go over ("ucx (cma)") when it becomes known.
     """
 
     engine: EngineThread
@@ -31,3 +32,4 @@ class PrefillPorts:
     region: MemoryRegion
     new_transport: Callable[[], Transport]
     on_cache_changed: Callable[[CacheChanged], None]
+    on_transport: Callable[[str], None] | None = None

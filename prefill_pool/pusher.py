@@ -24,6 +24,7 @@ from kv_transfer.descriptors import paired_spans
 from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.transfer_thread import TransferThread, WriteOutcome
 from kv_transfer.transport import PeerName, RemoteRegion, Transport, WriteState
+from kv_transfer.transports_seen import TransportsSeen
 
 _RANK_PAIR = (0, 0)
 _SMOOTHING = 0.2
@@ -76,16 +77,32 @@ class _Posted:
 
 
 class Pusher:
-    """Writes blocks of this worker into blocks of decode workers."""
+    """Writes blocks of this worker into blocks of decode workers.
 
-    def __init__(self, fabric: TransferThread, boot: Boot) -> None:
+    Args:
+        on_transport: called when writes were seen to go over another transport than before.
+    """
+
+    def __init__(
+        self,
+        fabric: TransferThread,
+        boot: Boot,
+        on_transport: Callable[[str], None] | None = None,
+    ) -> None:
         self._fabric = fabric
         self._boot = boot
         self._peers: dict[PeerName, _Peer] = {}
+        self._on_transport = on_transport
+        self._transports = TransportsSeen()
         self.num_blocks = 0
         self.num_bytes = 0
         self.num_failed = 0
         self.bytes_per_s: float | None = None
+
+    @property
+    def transport(self) -> str:
+        """What writes went over, as far as the backend tells; empty before the first."""
+        return self._transports.text
 
     def push(self, ask: PrefillAsk, push: Push, on_end: OnEnd) -> None:
         """Post one write; `on_end` is called on the loop, and nothing is posted twice."""
@@ -107,6 +124,7 @@ class Pusher:
             generation=region.generation,
             first_block=push.first_block,
             num_blocks=len(push.targets),
+            transport=self.transport,
         )
         written = self._fabric.write(remote, local, target, msgspec.msgpack.encode(tag))
         # Before it is connected, a write's time is that of connecting, too.
@@ -156,6 +174,8 @@ class Pusher:
             posted.peer.is_broken = True
             return outcome.reason
         posted.peer.is_connected = not posted.peer.is_broken
+        if self._transports.add(outcome.transport) and self._on_transport is not None:
+            self._on_transport(self.transport)
         self.num_blocks += posted.num_blocks
         self.num_bytes += outcome.num_bytes
         if posted.is_telling and outcome.num_bytes >= MEASURED_BYTES:

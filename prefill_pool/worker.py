@@ -108,7 +108,7 @@ class PrefillWorker:
         """
         record, fabric = self._record, self._config.kv_transfer
         self._ports = ports
-        pusher = Pusher(ports.fabric, record.boot)
+        pusher = Pusher(ports.fabric, record.boot, ports.on_transport)
         attempts = self._attempts = Attempts(
             Terms(record.layout, record.block_size, record.block_bytes, fabric.try_s),
             ports.engine,

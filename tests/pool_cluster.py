@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from core.clock import SystemClock
@@ -288,6 +289,7 @@ class PoolCluster:
         self.streams: list[MemoryStream] = []
         self.dead: set[str] = set()
         self.preemptions: list[tuple[str, str]] = []
+        self.transports: dict[str, list[str]] = defaultdict(list)
 
     @property
     def candidates(self) -> tuple[PrefillCandidate, ...]:
@@ -301,7 +303,12 @@ class PoolCluster:
             worker.on_engine_events, worker.on_failure, lambda notification: None
         )
         ports = PrefillPorts(
-            machine.engine, machine.fabric, machine.region, machine.new_transport, lambda _: None
+            machine.engine,
+            machine.fabric,
+            machine.region,
+            machine.new_transport,
+            lambda _: None,
+            partial(self._on_transport, name),
         )
         machine.task = asyncio.create_task(worker.run(ports))
         self.prefill_machines.append(machine)
@@ -321,6 +328,7 @@ class PoolCluster:
             lambda _: None,
             lambda request_id: self.preemptions.append(("preempted", request_id)),
             lambda request_id: self.preemptions.append(("resumed", request_id)),
+            partial(self._on_transport, "decode-0"),
         )
         machine.task = asyncio.create_task(worker.run(ports))
         hello = Hello("router", "router-0", new_boot())
@@ -359,6 +367,9 @@ class PoolCluster:
         """Wait until the first write is posted."""
         async with asyncio.timeout(5.0):
             await self._posted.wait()
+
+    def _on_transport(self, worker: str, transport: str) -> None:
+        self.transports[worker].append(transport)
 
     def _on_fabric_event(self, event: FabricEvent) -> None:
         if event.kind is Kind.POSTED:

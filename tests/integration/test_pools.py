@@ -68,6 +68,16 @@ async def test_one_token_and_a_forced_end_are_answered_by_the_prefill_worker() -
         assert stats.blocks_cached == 10, "the KV that came is kept for the next turn"
 
 
+async def test_both_sides_learn_what_carries_the_kv() -> None:
+    """Only a writer can see it; its next write tells the target."""
+    async with pool_cluster() as cluster:
+        for i in range(3):
+            request = request_of(f"r{i}", range(100 * i, 100 * i + 20))
+            await served(cluster.router.start(request, cluster.candidates), request)
+        assert cluster.transports == {"prefill-0": ["inprocess"], "decode-0": ["inprocess"]}
+        await cluster.until_idle()
+
+
 async def test_samples_share_one_handoff() -> None:
     async with pool_cluster() as cluster:
         request = request_of("r", range(10, 24), n=4, max_tokens=5, seed=3, temperature=1.0)
