@@ -89,13 +89,13 @@ class Lease:
         self._keeping.cancel()
 
     async def _keep(self) -> None:
-        back_off = BackOff(self._client.rng, first_s=0.1, limit_s=self.ttl_s / 3)
+        back_off = BackOff(first_s=0.1, limit_s=self.ttl_s / 3)
         while True:
             sent_at = self._clock.now()
             try:
                 ttl_s = await self._client.keep_alive(self.id)
             except ControlPlaneError:  # etcd may have it still, and go on counting when it is back
-                await asyncio.sleep(back_off.next_s())
+                await asyncio.sleep(back_off.next_s(self._client.rng))
                 continue
             if ttl_s == 0:
                 self._is_lost = True

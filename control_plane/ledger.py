@@ -66,8 +66,9 @@ class LedgerReader:
         keys = ClusterKeys(cluster)
         self._prefix = keys.ledger
         self._listener = listener
+        self._rng = client.rng
         self._state = ReaderState()
-        self._back_off = BackOff(client.rng, first_s=0.2, limit_s=10.0)
+        self._back_off = BackOff(first_s=0.2, limit_s=10.0)
         self._relisting: asyncio.TimerHandle | None = None
         self._watch = PrefixWatch(
             client, keys.ledger, self, world_key=keys.world, on_failure=on_failure
@@ -130,7 +131,7 @@ class LedgerReader:
         _log.info("cache ledger: lost track of %s, listing again", worker_id)
         if self._relisting is None:
             loop = asyncio.get_running_loop()
-            self._relisting = loop.call_later(self._back_off.next_s(), self._list_again)
+            self._relisting = loop.call_later(self._back_off.next_s(self._rng), self._list_again)
 
     def _list_again(self) -> None:
         self._relisting = None

@@ -138,7 +138,7 @@ class LedgerWriter:
         self._news.set()
 
     async def _write_for_ever(self) -> None:
-        back_off = BackOff(self._client.rng, first_s=0.2, limit_s=5.0)
+        back_off = BackOff(first_s=0.2, limit_s=5.0)
         while True:
             await self._wait_for_news()
             await self._registration.wait_registered()
@@ -151,7 +151,7 @@ class LedgerWriter:
                 is_fenced = True
             if is_fenced:
                 self._begin_anew()
-                await asyncio.sleep(back_off.next_s())
+                await asyncio.sleep(back_off.next_s(self._client.rng))
             else:
                 await asyncio.sleep(max(1 / self._hz, self._num_workers / CLUSTER_HZ))
 

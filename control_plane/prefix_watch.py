@@ -74,7 +74,7 @@ class PrefixWatch:
         self._prefix = prefix
         self._listener = listener
         self._world_key = world_key
-        self._back_off = BackOff(client.rng, first_s=0.1, limit_s=2.0)
+        self._back_off = BackOff(first_s=0.1, limit_s=2.0)
         self._seen_revision = 0
         self._keys: set[str] = set()
         self._can_replay = True
@@ -98,7 +98,7 @@ class PrefixWatch:
                 self._back_off.reset()
             except ControlPlaneError as error:
                 _log.debug("%s is listed again: %s", self._prefix, error)
-                await asyncio.sleep(self._back_off.next_s())
+                await asyncio.sleep(self._back_off.next_s(self._client.rng))
 
     async def _follow(self) -> None:
         """List and watch; return or raise when it is time to list again."""

@@ -152,7 +152,7 @@ class RegistrationHandle:
         self._must_register.set()
 
     async def _keep(self) -> None:
-        back_off = BackOff(self._client.rng, first_s=0.1, limit_s=2.0)
+        back_off = BackOff(first_s=0.1, limit_s=2.0)
         while True:
             await self._must_register.wait()
             try:
@@ -162,7 +162,7 @@ class RegistrationHandle:
             except ControlPlaneError as error:
                 self._must_register.set()
                 _log.debug("registration of %s: %s", self._record.worker_id, error)
-                await asyncio.sleep(back_off.next_s())
+                await asyncio.sleep(back_off.next_s(self._client.rng))
 
     async def _register(self) -> None:
         await ensure_world(self._client, self._keys)

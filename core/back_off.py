@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Dice(Protocol):
-    """The one method of `random.Random` that jitter needs."""
+    """The one method of `random.Random` that decisions need."""
 
     def random(self) -> float:
         """Return a number in [0, 1)."""
@@ -17,20 +17,20 @@ class BackOff:
     """Waits that double from `first_s` to `limit_s`; each is drawn from its upper half.
 
     Args:
-        rng: draws the jitter.
         first_s: the longest first wait, in seconds.
         limit_s: what no wait exceeds, in seconds.
     """
 
-    def __init__(self, rng: Dice, *, first_s: float, limit_s: float) -> None:
-        self._rng = rng
+    __slots__ = ("_first_s", "_limit_s", "_next_s")
+
+    def __init__(self, *, first_s: float, limit_s: float) -> None:
         self._first_s = min(first_s, limit_s)
         self._limit_s = limit_s
         self._next_s = self._first_s
 
-    def next_s(self) -> float:
+    def next_s(self, rng: Dice) -> float:
         """Return how many seconds to wait now."""
-        wait_s = self._next_s * (1.0 - 0.5 * self._rng.random())
+        wait_s = self._next_s * (1.0 - 0.5 * rng.random())
         self._next_s = min(2 * self._next_s, self._limit_s)
         return wait_s
 

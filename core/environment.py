@@ -8,12 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def cache_directory() -> Path:
-    """Return where files that survive a run may be kept (XDG base directories)."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "dovetail"
-
-
 def temporary_directory() -> Path:
     """Return where files of one run go; whoever makes one removes it."""
     return Path(tempfile.gettempdir())

@@ -12,7 +12,6 @@ DovetailError
     PeerUnavailable       not reachable, suspect, or gone
     ProtocolMismatch      handshake refused: names the difference
   FabricError             a transfer failed
-    StaleDescriptor       boot or region generation no longer valid
   ControlPlaneError       etcd did not answer in time, or refused
 """
 
@@ -90,10 +89,6 @@ class ProtocolMismatch(PeerError):  # noqa: N818
 
 class FabricError(DovetailError):
     """A KV transfer failed."""
-
-
-class StaleDescriptor(FabricError):  # noqa: N818
-    """A descriptor's boot or region generation is no longer valid."""
 
 
 class ControlPlaneError(DovetailError):

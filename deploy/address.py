@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
+from core.addresses import is_loopback
 from core.config import Config
 from core.errors import UsageError
 
@@ -23,14 +23,6 @@ def parse_listen(text: str) -> tuple[str, int]:
         msg = f"--listen {text!r}: must be HOST:PORT with a port from 0 (any free one) to 65535"
         raise UsageError(msg)
     return host.strip("[]") or "127.0.0.1", int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def is_wildcard(host: str) -> bool:

@@ -10,13 +10,14 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
+from core.addresses import is_loopback
 from core.clock import SystemClock
 from core.config import Config
 from core.environment import without_proxies
 from core.errors import DovetailError, UsageError
 from core.ids import WorkerId
 from core.worker_record import Role
-from deploy.address import exposure_warning, fabric_warning, is_loopback, is_wildcard, parse_listen
+from deploy.address import exposure_warning, fabric_warning, is_wildcard, parse_listen
 from deploy.arguments import build_parser
 from deploy.cpu_shares import parse_cpus
 from deploy.model_path import resolve_model

@@ -6,10 +6,10 @@ Every exception of NIXL becomes `FabricError` with its kind in the message. Not 
 from __future__ import annotations
 
 import importlib
-import ipaddress
 from collections.abc import Callable, Iterable
 from typing import NewType, ParamSpec, TypeVar, cast
 
+from core.addresses import is_loopback
 from core.environment import set_default
 from core.errors import FabricError
 from kv_transfer.nixl_bindings import Bindings, NativeAgent, Registration
@@ -124,7 +124,7 @@ class NixlAgent:
 
 def _load(listen: str) -> Bindings:
     """Import the bindings; UCX reads its variables when its libraries are loaded."""
-    if _is_loopback(listen):
+    if is_loopback(listen):
         set_default("UCX_NET_DEVICES", "lo")
     set_default("UCX_LOG_FILE", "stderr")  # standard output belongs to the command line
     try:
@@ -133,15 +133,6 @@ def _load(listen: str) -> Bindings:
         msg = f"the wheel nixl-cu12 cannot be imported (pip install nixl==1.5.1): {error}"
         raise FabricError(msg) from error
     return cast("Bindings", cast("object", module))
-
-
-def _is_loopback(listen: str) -> bool:
-    if listen == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(listen).is_loopback
-    except ValueError:
-        return False
 
 
 def _exceptions(module: object) -> tuple[type[Exception], ...]:

@@ -22,6 +22,7 @@ from typing import assert_never
 import msgspec
 
 from control_plane.registry import WorkerChange, WorkerSeen, WorkerSuspect
+from core.back_off import Dice
 from core.block_hash import BlockHash
 from core.clock import Clock
 from core.config import Config
@@ -60,7 +61,6 @@ from router.dispatch.token_stream import RequestStream
 from router.dispatch.worker_link import Connect, Dial, LinkState, WorkerLink
 from router.dispatch.worker_table import WorkerTable, key_of
 from router.policy.decision import Reason
-from router.policy.views import Dice
 
 _log = logging.getLogger(__name__)
 

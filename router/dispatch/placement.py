@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from core.back_off import Dice
 from core.block_hash import BlockHash, hash_blocks
 from core.clock import Clock
 from core.config import Config
@@ -22,7 +23,7 @@ from router.dispatch.worker_table import WorkerTable
 from router.policy.choice import Policy
 from router.policy.decision import Decision, Refusal
 from router.policy.prefix_index import PrefixIndex
-from router.policy.views import Dice, PolicySettings
+from router.policy.views import PolicySettings
 
 _log = logging.getLogger(__name__)
 

@@ -26,12 +26,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from core.back_off import BackOff, Dice
 from core.errors import RequestError
 from core.ids import WorkerId
 from core.request import EngineRequest, FinishReason, TokenUpdate
 from router.dispatch.failure import Trouble, error_of
 from router.policy.decision import RefusalReason
-from router.policy.views import Dice
 
 
 class Phase(enum.StrEnum):
@@ -133,7 +133,7 @@ class RequestState:
         self._avoid: set[WorkerId] = set()
         self._trouble: Trouble | None = None
         self._trouble_since = 0.0
-        self._num_waits = 0
+        self._back_off = BackOff(first_s=self._rules.first_wait_s, limit_s=self._rules.max_wait_s)
         self._num_lost = 0
         self._retry_at: float | None = None
         self._suspect_at: float | None = None
@@ -185,10 +185,7 @@ class RequestState:
             self._note(Trouble.NO_PREFILL if missing_prefill else Trouble.NO_WORKER, now)
         if self._is_out_of_patience(now):
             return self._give_up("")
-        rules = self._rules
-        wait_s = min(rules.max_wait_s, rules.first_wait_s * 2.0**self._num_waits)
-        self._num_waits = min(self._num_waits + 1, 32)
-        self._retry_at = min(now + wait_s * (1.0 - 0.5 * dice.random()), self._patience_ends())
+        self._retry_at = min(now + self._back_off.next_s(dice), self._patience_ends())
         self._avoid.clear()
         return ()
 
@@ -225,7 +222,7 @@ class RequestState:
         self.progress_at = now
         if self._trouble is not None:
             self._trouble = None
-            self._num_waits = 0
+            self._back_off.reset()
             self._avoid.clear()
         if update.finish_reason is None:
             return (update,)

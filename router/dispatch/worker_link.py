@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from control_plane.rpc.interface import Stream, StreamListener
+from core.back_off import BackOff, Dice
 from core.clock import Clock
 from core.config import ControlPlaneConfig
 from core.errors import PeerError
@@ -24,7 +25,7 @@ from core.messages import RouterToWorker, WorkerLoad, WorkerToRouter
 from core.worker_record import Hello, WorkerRecord
 from router.dispatch.pending_work import PendingWork
 from router.dispatch.recent_preemptions import RecentPreemptions
-from router.policy.views import Dice, WorkerView
+from router.policy.views import WorkerView
 
 FIRST_WAIT_S = 0.05
 MAX_WAIT_S = 2.0
@@ -108,7 +109,8 @@ class WorkerLink:
         self._stream: Stream[Any] | None = None
         self._closed = asyncio.Event()
         self._is_dropped = False
-        self._num_failures = 0
+        self._back_off = BackOff(first_s=FIRST_WAIT_S, limit_s=MAX_WAIT_S)
+        self._has_failed = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -176,23 +178,18 @@ class WorkerLink:
             try:
                 await self._connect()
             except (PeerError, OSError) as error:
-                self._num_failures += 1
-                level = logging.WARNING if self._num_failures == 1 else logging.DEBUG
+                level = logging.DEBUG if self._has_failed else logging.WARNING
+                self._has_failed = True
                 _log.log(level, "no stream to %s: %s", self.record.worker_id, error)
             else:
                 await self._closed.wait()
-            await asyncio.sleep(self._back_off_s())
+            await asyncio.sleep(self._back_off.next_s(self._dial.dice))
 
     async def _connect(self) -> None:
         dial = self._dial
         hello = msgspec.structs.replace(dial.hello, expected_boot=self.record.boot)
         self._closed.clear()
         await dial.connect(self.record.address, hello, self, config=dial.config, clock=dial.clock)
-
-    def _back_off_s(self) -> float:
-        """Double the wait with each failure; a random half of it keeps routers apart."""
-        wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._num_failures, 16))
-        return wait_s * (1.0 - 0.5 * self._dial.dice.random())
 
     def _lose(self, reason: str) -> None:
         if self._stream is None:
@@ -214,7 +211,8 @@ class WorkerLink:
             stream.close("the router dropped this worker")
             return
         self._stream = stream
-        self._num_failures = 0
+        self._has_failed = False
+        self._back_off.reset()
         self._owner.link_opened(self)
 
     def on_message(self, stream: Stream[Any], message: WorkerToRouter) -> None:

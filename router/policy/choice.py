@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from core.back_off import Dice
 from core.ids import WorkerId
 from core.messages import PrefillCandidate
 from core.worker_record import Role
@@ -17,7 +18,7 @@ from router.policy.cost import Speeds, num_prompt_blocks, prefill_terms, uncache
 from router.policy.decision import Decision, Reason, Refusal, RefusalReason
 from router.policy.options import Inputs, Option, options
 from router.policy.unmeasured import with_peers_speeds
-from router.policy.views import Dice, PolicySettings, RequestView, WorkerView
+from router.policy.views import PolicySettings, RequestView, WorkerView
 
 _ALONE_WITHOUT_CANDIDATES = (Reason.LOCAL, Reason.NEVER, Reason.FALLBACK, Reason.COLOCATED)
 

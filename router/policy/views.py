@@ -3,21 +3,11 @@ by a simulator."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 
 from core.ids import Boot, WorkerId
 from core.messages import WorkerLoad
 from core.worker_record import Role
-
-
-class Dice(Protocol):
-    """The one method of `random.Random` that decisions need."""
-
-    def random(self) -> float:
-        """Return a number in [0, 1)."""
-        ...
 
 
 class WorkerView(msgspec.Struct, frozen=True):

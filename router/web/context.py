@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from core.addresses import is_loopback
 from core.clock import Clock
 from core.config import Config
 from router.api.generation_params import Vocabulary
@@ -22,7 +23,6 @@ LONG_TEXT_CHARS = 2048
 """Longer texts are tokenized on a thread; below, the hop costs more than the work (0.3 ms)."""
 
 _TOKENIZER_THREADS = 2
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class ApiContext:
@@ -48,7 +48,7 @@ class ApiContext:
         self.request_names = RequestNames()
         self.vocabulary = Vocabulary(text.vocab_size, text.eos_token_ids)
         choice = config.router.debug_headers
-        self.debug_headers = choice == "on" or (choice == "auto" and config.http.host in _LOOPBACK)
+        self.debug_headers = choice == "on" or (choice == "auto" and is_loopback(config.http.host))
         self._threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
 
     def model(self) -> ServedModel:

@@ -98,7 +98,7 @@ async def test_by_hand_it_waits_for_etcd_and_says_so_once(
     def said() -> list[str]:
         return [line for line in launched.err if "serving goes on without it" in line]
 
-    await asyncio.to_thread(launched.wait_until, said)
+    await asyncio.to_thread(launched.wait_until, lambda: bool(said()))
     etcd = EmbeddedEtcd(tmp_path / "data", log_path=tmp_path / "log", client_port=port)
     await etcd.start()
     await asyncio.to_thread(launched.wait_for, r" ready  pid ")

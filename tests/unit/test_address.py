@@ -6,13 +6,13 @@ import socket
 
 import pytest
 
+from core.addresses import is_loopback
 from core.config import load
 from core.errors import UsageError
 from deploy.address import (
     claim_port,
     exposure_warning,
     fabric_warning,
-    is_loopback,
     is_wildcard,
     parse_listen,
     reachable_url,
@@ -41,10 +41,17 @@ def test_bad_port_is_refused(text: str) -> None:
         parse_listen(text)
 
 
-def test_loopback_and_wildcard() -> None:
-    loopback = ("127.0.0.1", "127.0.1.1", "localhost", "::1", "[::1]")
-    assert all(is_loopback(host) for host in loopback)
-    assert not any(is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "::", "example.org"))
+def test_loopback() -> None:
+    loopback = (
+        *("127.0.0.1", "127.0.0.2", "127.255.0.1", "localhost", "LOCALHOST"),
+        *("::1", "[::1]", "::ffff:127.0.0.1"),
+    )
+    assert [host for host in loopback if not is_loopback(host)] == []
+    others = ("0.0.0.0", "10.0.0.1", "::", "::ffff:10.0.0.1", "example.org", "")
+    assert not any(is_loopback(host) for host in others)
+
+
+def test_wildcard() -> None:
     assert is_wildcard("0.0.0.0")
     assert not is_wildcard("127.0.0.1")
 

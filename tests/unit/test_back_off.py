@@ -18,18 +18,18 @@ class Largest:
 
 
 def test_waits_double_to_their_limit_with_jitter() -> None:
-    back_off = BackOff(Random(1), first_s=0.1, limit_s=0.5)
-    waits = [back_off.next_s() for _ in range(6)]
+    rng, back_off = Random(1), BackOff(first_s=0.1, limit_s=0.5)
+    waits = [back_off.next_s(rng) for _ in range(6)]
     for wait, full in zip(waits, [0.1, 0.2, 0.4, 0.5, 0.5, 0.5], strict=True):
         assert full / 2 <= wait <= full
     assert len(set(waits)) == 6
     back_off.reset()
-    assert back_off.next_s() <= 0.1
+    assert back_off.next_s(rng) <= 0.1
 
 
 def test_no_wait_exceeds_the_limit_even_the_first() -> None:
-    back_off = BackOff(Largest(), first_s=0.1, limit_s=0.05)
-    assert [back_off.next_s(), back_off.next_s()] == [0.05, 0.05]
+    back_off = BackOff(first_s=0.1, limit_s=0.05)
+    assert [back_off.next_s(Largest()), back_off.next_s(Largest())] == [0.05, 0.05]
 
 
 def test_deaths_in_a_row_wait_longer_and_a_long_life_is_forgiven() -> None:

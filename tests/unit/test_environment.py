@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 from core.environment import (
-    cache_directory,
     child_environment,
     set_default,
     temporary_directory,
@@ -58,11 +56,5 @@ def test_default_does_not_override_the_user(monkeypatch: pytest.MonkeyPatch) -> 
     assert value_of("DOVETAIL_TEST_UNSET") == "ours"
 
 
-def test_directories_follow_the_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_directory() == tmp_path / "dovetail"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_directory() == Path.home() / ".cache" / "dovetail"
+def test_the_temporary_directory_is_there() -> None:
     assert temporary_directory().is_dir()
