@@ -166,8 +166,8 @@ class DecodeWorker:
             group.create_task(self._tell_load(requests, ports))
             try:
                 while True:
-                    for deed in await self._inbox.take():
-                        deed(requests)
+                    for callback in await self._inbox.take():
+                        callback(requests)
                     outbox.flush()
             finally:
                 peers.close()

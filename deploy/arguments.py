@@ -28,6 +28,9 @@ examples:
   dovetail up --colocated 1                    one worker that does both, for comparison
   dovetail up --model ~/models/llama --port 9000
   dovetail up --set engine.chunk_tokens=256 --log-level info
+
+Ctrl-C (or SIGTERM) stops router, workers and etcd in order, exit code 0; once more kills them, exit
+code 130.
 """
 
 _WORKER_EXAMPLES = """\

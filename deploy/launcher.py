@@ -169,19 +169,26 @@ class Launcher:
 
 
 class _Interrupts:
-    """First signal: stop. Second: kill."""
+    """First signal: stop. Second: kill.
+
+    Attributes:
+        exit_code: 0 for an orderly stop; after a kill 128 and the signal's number, as shells have
+            it: 130 for Ctrl-C.
+    """
 
     def __init__(self, serving: asyncio.Task[None], launcher: Launcher) -> None:
         self._serving = serving
         self._launcher = launcher
         self._count = 0
+        self.exit_code = 0
 
-    def __call__(self) -> None:
+    def __call__(self, number: signal.Signals) -> None:
         self._count += 1
         if self._count == 1:
             say("stopping    router, workers, etcd (once more kills them)")
             self._serving.cancel()
         else:
+            self.exit_code = 128 + number
             self._launcher.kill()
 
 
@@ -205,15 +212,15 @@ async def run_up(
         interrupts = _Interrupts(serving, launcher)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, interrupts)
+            loop.add_signal_handler(number, interrupts, number)
         try:
             # Not `await serving`: its cancellation by a signal is a normal end, not ours.
             await asyncio.wait([serving])
         finally:
             await launcher.stop()
     if serving.cancelled():
-        say("stopped")
-        return 0
+        say("killed" if interrupts.exit_code else "stopped")
+        return interrupts.exit_code
     serving.result()
     complain("the cluster ended by itself")  # unreachable while `serve` keeps its promise
     return 1

@@ -122,8 +122,8 @@ class PrefillWorker:
             group.create_task(self._tell_progress(attempts))
             group.create_task(self._tell_load(pusher, ports))
             while True:
-                for deed in await self._inbox.take():
-                    deed(attempts)
+                for callback in await self._inbox.take():
+                    callback(attempts)
         msg = "a task group ended without an exception"
         raise AssertionError(msg)
 

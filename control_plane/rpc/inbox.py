@@ -15,20 +15,20 @@ OwnerT = TypeVar("OwnerT")
 
 
 class Inbox(Generic[OwnerT]):
-    """Deeds that the owner does one after another. Used on the loop's thread alone."""
+    """Callbacks that the owner runs one after another. Used on the loop's thread alone."""
 
     def __init__(self) -> None:
-        self._deeds: list[Callable[[OwnerT], None]] = []
+        self._callbacks: list[Callable[[OwnerT], None]] = []
         self._arrived = asyncio.Event()
 
-    def put(self, deed: Callable[[OwnerT], None]) -> None:
-        """Have the owner's task call `deed(owner)`."""
-        self._deeds.append(deed)
+    def put(self, callback: Callable[[OwnerT], None]) -> None:
+        """Have the owner's task call `callback(owner)`."""
+        self._callbacks.append(callback)
         self._arrived.set()
 
     async def take(self) -> list[Callable[[OwnerT], None]]:
         """Wait until there is something, and take all of it, in the order put."""
         await self._arrived.wait()
         self._arrived.clear()
-        deeds, self._deeds = self._deeds, []
-        return deeds
+        callbacks, self._callbacks = self._callbacks, []
+        return callbacks

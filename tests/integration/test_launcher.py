@@ -90,12 +90,14 @@ def test_terminals_ctrl_c_reaches_the_launcher_alone(start: Start, tmp_path: Pat
     launched.assert_nothing_left()
 
 
-def test_second_signal_kills_what_does_not_stop(start: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_kills_what_does_not_stop(start: Start, number: signal.Signals) -> None:
     launched = start("stubborn-router")
     launched.wait_for("^ready ")
     launched.process.send_signal(signal.SIGINT)
     launched.wait_for("^stopping ")
-    assert launched.stop(signal.SIGINT, timeout_s=5) == 0
+    assert launched.stop(number, timeout_s=5) == 128 + number
+    assert launched.out[-1] == "killed"
     launched.assert_nothing_left()
 
 

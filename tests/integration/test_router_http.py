@@ -314,6 +314,10 @@ async def test_debug_headers_work_on_loopback_only() -> None:
         headers["x-dovetail-disaggregate"] = "maybe"
         refused = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
         assert refused.json()["error"]["param"] == "x-dovetail-disaggregate"
+    headers["x-dovetail-disaggregate"] = "never"
+    async with serving(hello(), configured(http={"host": "127.0.0.2"})) as client:
+        answer = (await client.post("/v1/chat/completions", json=CHAT, headers=headers)).json()
+    assert "dovetail" in answer
     config = configured(http={"host": "0.0.0.0"})
     dispatcher = hello()
     async with serving(dispatcher, config) as client:

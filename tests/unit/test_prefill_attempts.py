@@ -58,14 +58,14 @@ class World:
 
     def __init__(self) -> None:
         self.engine, self.stream = Engine(), Stream()
-        self.deeds: list[Callable[[Attempts], None]] = []
+        self.callbacks: list[Callable[[Attempts], None]] = []
         engine: Any = self.engine
         pusher: Any = None  # nothing here gets as far as a write
         self.attempts = Attempts(
             Terms("layout", 16, 64, 10.0),
             engine,
             pusher,
-            later=self.deeds.append,
+            later=self.callbacks.append,
             clock=ManualClock(),
             quarantine_s=5.0,
         )
@@ -84,8 +84,8 @@ class World:
         else:
             answer.set_exception(error)
         await asyncio.sleep(0)  # its callbacks
-        while self.deeds:
-            self.deeds.pop(0)(self.attempts)
+        while self.callbacks:
+            self.callbacks.pop(0)(self.attempts)
 
 
 async def test_a_name_that_is_in_use_fails_the_second_ask_and_keeps_the_first_attempt() -> None:
