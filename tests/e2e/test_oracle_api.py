@@ -143,7 +143,7 @@ class TestDisaggregated:
 
     def test_the_same_prompts_again(self, cluster: Cluster, figures: Figures) -> None:
         """Decode holds all that can be reused: it computes the rest itself, and nothing moves."""
-        prompts = [prompt for prompt in twenty_prompts() if 16 < len(prompt.token_ids) < 300]
+        prompts = [prompt for prompt in twenty_prompts() if 16 < len(prompt.token_ids) < 70]
         ask_all(cluster, prompts, "always")
         answered = ask_all(cluster, prompts, "always")
         assert {path["decision"] for _, path in answered} == {"local_hit"}
