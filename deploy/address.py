@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 
 from core.addresses import is_loopback
 from core.config import Config
@@ -56,22 +58,34 @@ def fabric_warning(config: Config) -> str | None:
     )
 
 
-def claim_port(host: str, port: int) -> int:
-    """Bind and let go, so that a port in use is said before anything starts.
+@contextmanager
+def claim_port(host: str, port: int) -> Generator[int]:
+    """Hold a port for the router, so that one in use is said before anything starts.
 
-    Returns:
-        The port; for 0 a free one, which a restarted router then keeps.
+    It is bound without listening: Linux gives it to no connection and to no other claim of any free
+    port, but lets a server with SO_REUSEADDR, as the router's is, listen there, also after a
+    restart.
+
+    Yields:
+        The port; for 0 a free one.
 
     Raises:
         UsageError: in use, not allowed, or no address of this machine.
     """
+    with _bound(host, port) as claim:
+        yield int(claim.getsockname()[1])
+
+
+def _bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
+        with ExitStack() as stack:
+            claim = stack.enter_context(socket.socket(family, kind))
             # As servers do: a port whose last connections are in TIME_WAIT is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            return int(probe.getsockname()[1])
+            claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            claim.bind(address)
+            stack.pop_all()
+            return claim
     except OSError as error:
         msg = f"cannot bind to {host}:{port}: {error.strerror or error}"
         if port:

@@ -201,8 +201,12 @@ async def run_up(
         UsageError: before anything starts (a port in use), or from a component; all is stopped.
         DovetailError: the cluster did not come up; all is stopped.
     """
-    port = claim_port(config.http.host, config.http.port)
-    config = msgspec.structs.replace(config, http=msgspec.structs.replace(config.http, port=port))
+    with claim_port(config.http.host, config.http.port) as port:
+        http = msgspec.structs.replace(config.http, port=port)
+        return await _run(msgspec.structs.replace(config, http=http), options, clock, program)
+
+
+async def _run(config: Config, options: UpOptions, clock: Clock, program: Sequence[str]) -> int:
     _make_log_directory(options.log_directory)
     with RunDirectory(temporary_directory()) as run_directory:
         launcher = Launcher(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 
 import pytest
 
@@ -18,6 +19,7 @@ from deploy.address import (
     reachable_url,
 )
 from deploy.cli import main
+from router.web.server import listen
 
 
 @pytest.mark.parametrize(
@@ -101,12 +103,27 @@ def test_commands_warn_of_an_open_fabric_before_they_run(
 def test_port_in_use_is_refused_and_a_free_one_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"127.0.0.1:{port}: Address already in use; choose"):
-            claim_port("127.0.0.1", port)
-    assert claim_port("127.0.0.1", 0) > 0
+        refused = pytest.raises(UsageError, match=f"127.0.0.1:{port}: Address already in use; cho")
+        with refused, claim_port("127.0.0.1", port):
+            pass
+    with claim_port("127.0.0.1", 0) as free:
+        assert free > 0
+
+
+def test_a_claimed_port_is_the_router_s_alone() -> None:
+    with claim_port("127.0.0.1", 0) as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        for _ in range(2):  # its second life too
+            router = listen("127.0.0.1", port)
+            with router, socket.create_connection(("127.0.0.1", port)):
+                pass
+    with ExitStack() as stack:
+        ports = [stack.enter_context(claim_port("127.0.0.1", 0)) for _ in range(200)]
+        assert len(set(ports)) == 200
 
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "no such host.invalid"])
 def test_host_that_is_not_ours_is_refused(host: str) -> None:
-    with pytest.raises(UsageError, match="cannot bind to"):
-        claim_port(host, 0)
+    with pytest.raises(UsageError, match="cannot bind to"), claim_port(host, 0):
+        pass
