@@ -1,7 +1,7 @@
-"""Clusters for fault tests."""
+"""Fixtures of fault tests."""
 
 from __future__ import annotations
 
-from tests.e2e.conftest import up
+from tests.cluster import up
 
 __all__ = ["up"]
