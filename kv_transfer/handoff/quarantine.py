@@ -12,7 +12,8 @@ entry of an older generation, whoever the peer was, and every attempt under way 
 that the kernel was in the middle of may hold pages a little longer, hence the 20 ms.
 
 Afterwards the old addresses are sinks. They stay mapped until every attempt that knew one settled,
-or its peer's process is gone: writing to an unmapped address killed the target.
+or its peer's process is gone, and never go during a fence: writing to an unmapped address killed
+the target.
 
 The owner of the memory goes on polling the fabric for ended attempts (`must_poll`): a write to a
 target that does not poll stays pending at its writer, which then can neither settle it nor let go
@@ -213,6 +214,10 @@ def _settled(state: Quarantine, handoff: HandoffId, now: float) -> Step:
 
 
 def _release_sinks(state: Quarantine) -> Step:
+    """Unmap old addresses that nobody knows. During a fence, the region's current address may have
+    become one already, and every attempt of the current generation knows that."""
+    if state.is_fencing:
+        return state, ()
     is_known = any(kept.generation < state.generation for kept in state.entries.values())
     if not state.has_sinks or state.unsettled or is_known:
         return state, ()

@@ -92,6 +92,20 @@ def test_sinks_stay_until_everyone_who_knew_them_settled() -> None:
     assert ward.feed(q.Settled(B)) == [], "once"
 
 
+def test_no_sink_goes_while_a_fence_is_under_way() -> None:
+    """The region may have moved already and not be registered anew: its newest sink is what peers
+    still write to."""
+    ward = fenced_ward()
+    ward.feed(enter(B, 1))
+    ward.now += 5.0
+    assert ward.tick() == [q.StartFence()]
+    assert ward.feed(q.Settled(A)) == [], "the last who knew the first sink"
+    assert ward.tick() == []
+    ward.feed(q.Fenced(2))
+    assert ward.tick() == [], "B knows the second sink"
+    assert ward.feed(q.Settled(B)) == [q.Free(B, 5.0), q.ReleaseSinks()]
+
+
 def test_the_fabric_is_polled_while_an_attempt_is_held() -> None:
     """A write to a target that does not poll never ends at its writer, who must settle it."""
     ward = Ward()
