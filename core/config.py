@@ -46,7 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         max_inflight: steps submitted and not yet applied.
         max_waiting: requests without blocks beyond which new ones are refused.
         threads: arithmetic threads; 0: all cores, shared evenly by the workers of a launcher.
-        device: "cpu", or a torch device such as "cuda:0".
+        device: "cpu"; other torch devices have no KV pool yet and are refused.
         mock_step_s, mock_prompt_token_s: the mock's seconds a step and a prompt token.
     """
 

@@ -44,10 +44,16 @@ def plan_replica(config: Config, model_path: Path) -> ReplicaPlan:
 
     Raises:
         ModelError: the model cannot be served.
-        ConfigError: the pool holds less than one block.
+        ConfigError: the pool holds less than two blocks, or there is no pool for the device.
     """
-    spec = read_spec(model_path)
     engine = config.engine
+    if engine.executor == "torch" and engine.device != "cpu":
+        msg = (
+            f"engine.device = {engine.device!r}: must be 'cpu'; KV blocks live in host memory, "
+            "and a pool in a device's memory does not exist yet"
+        )
+        raise ConfigError(msg)
+    spec = read_spec(model_path)
     if engine.executor == "mock":
         layout = mock_layout(engine.block_size)
     else:

@@ -19,6 +19,7 @@ from engine.executor.interface import (
     TableEdit,
     refuse_adapter,
 )
+from engine.kernels.host_device import integers_on
 from engine.sampling.slot_sampling import SlotSampling, resolve
 
 
@@ -88,7 +89,7 @@ class SlotState:
         refuse_adapter(added)
         slot = Slot(added, resolve(added.sampling, self._device))
         self.by_id[added.slot] = slot
-        tokens = torch.tensor(added.token_ids, device=self._device)
+        tokens = integers_on(self._device, added.token_ids)
         self.token_ids[added.slot, : len(added.token_ids)] = tokens
         self.lengths[added.slot] = added.num_computed
         (table,) = added.block_tables
@@ -102,8 +103,7 @@ class SlotState:
         table = self.by_id[slot_id].table
         first = len(table)
         table += block_ids
-        ids = torch.tensor(block_ids, dtype=torch.int64, device=self._device)
-        self.tables[slot_id, first : len(table)] = ids
+        self.tables[slot_id, first : len(table)] = integers_on(self._device, block_ids)
 
     def _edit(self, edit: TableEdit) -> None:
         _check_group(edit.group)

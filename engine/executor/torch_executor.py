@@ -4,7 +4,8 @@
     sample   draw tokens, append them, advance or roll back lengths (queued)
     collect  wait, read tokens back
 
-Nothing between submit and collect reads a value from the device.
+Nothing between submit and collect reads a value from the device or waits for it, and shapes follow
+from the plan alone; on a device decode steps are padded to few of them (`step_rows`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from engine.executor.compiled_program import CompiledProgram, Inputs, Outputs
 from engine.executor.interface import Handle, SlotWork, StepPlan, StepResult
 from engine.executor.pending_step import PendingStep, advance, read_results
 from engine.executor.slot_state import SlotState
-from engine.executor.step_inputs import StepInputs, build_inputs
+from engine.executor.step_inputs import ModelTables, StepInputs, build_inputs
 from engine.executor.step_rows import arrange
 from engine.kernels.cpu_features import cpu_flags, instruction_set, weights_dtype
+from engine.kernels.host_device import StepBuffer, to_device
 from engine.kernels.paged_kv import PagedKv
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.rope import rope_tables
@@ -55,7 +57,8 @@ class TorchExecutor:
 
     Raises:
         ModelError: the weights do not fit the spec.
-        ValueError: the layout is one that the kernels cannot address.
+        ValueError: the layout is one that the kernels cannot address, or the region is not in the
+            device's memory.
     """
 
     def __init__(
@@ -74,6 +77,9 @@ class TorchExecutor:
         self._layout = layout
         self.clock: Clock = SystemClock()
         self._pool = PagedKv(layout, region, num_blocks)
+        if self._pool.device.type != self._device.type:
+            msg = f"blocks in {self._pool.device.type} memory: steps on {config.device} need theirs"
+            raise ValueError(msg)
         flags = cpu_flags()
         weights = weights_dtype(config.weights, self._device, flags)
         self._kernels = ReferenceKernels(weights, self._pool.dtype, self._device)
@@ -83,7 +89,13 @@ class TorchExecutor:
             )
         max_tokens = min(spec.max_positions, num_blocks * layout.block_size) + 1
         self._slots = SlotState(config.max_slots, max_tokens, layout, self._device)
-        self._rope = rope_tables(max_tokens, spec.head_dim, spec.rope_theta, self._device)
+        self._tables = ModelTables(
+            *rope_tables(max_tokens, spec.head_dim, spec.rope_theta, self._device),
+            attention_dtype=self._kernels.attention_dtype,
+            padded=self._device.type != "cpu",
+        )
+        capacity = 2 * config.chunk_tokens + 16 * config.max_slots
+        self._buffer = StepBuffer(self._device, capacity, config.max_inflight)
         self._steps: deque[PendingStep] = deque()
         self._next = 0
         kv = layout.layers[0].dtype.value
@@ -126,7 +138,7 @@ class TorchExecutor:
             raise ValueError(msg)
         if step.outputs is not None:
             step.sampled = sample(
-                step.outputs.logits[step.inputs.selected_of_entry],
+                step.inputs.logits_of_entries(step.outputs.logits),
                 self._sample_rows(step.inputs, masks or {}),
                 Sequences(
                     token_ids=self._slots.token_ids,
@@ -160,9 +172,7 @@ class TorchExecutor:
         assert outputs is not None
         slots = [self._slots.by_id[work.slot] for work in plan.work]
         advance(PendingStep(plan, slots, inputs, None, 0.0), self._slots)
-        order = {item.slot: index for index, item in enumerate(plan.work)}
-        rank = torch.tensor([order[SlotId(slot)] for slot in inputs.rows.slots])
-        return outputs.logits[torch.sort(rank, stable=True).indices]
+        return outputs.logits
 
     def close(self) -> None:
         """Drop weights, slots and views; the region stays its owner's."""
@@ -186,13 +196,12 @@ class TorchExecutor:
             self._pool.copy(copy.source, copy.target)
         self._zero_tails(plan.work)
         lengths = {item.slot: self._slots.by_id[item.slot].length for item in plan.work}
-        rows = arrange(plan.work, lengths, self._layout.block_size)
-        inputs = build_inputs(
-            rows, self._slots, self._pool, self._rope, self._kernels.attention_dtype
-        )
+        rows = arrange(plan.work, lengths, self._layout.block_size, padded=self._tables.padded)
+        inputs = build_inputs(rows, plan.work, self._slots, self._pool, self._buffer, self._tables)
         selected = inputs.selected
         if select_all:
-            selected = torch.arange(len(rows.slots), device=self._device)
+            every = [row for work_rows in rows.by_work for row in work_rows]
+            selected = torch.tensor(every, device=self._device)
         outputs = None
         if rows.slots:
             outputs = self._program.run(
@@ -217,7 +226,7 @@ class TorchExecutor:
 
     def _sample_rows(self, inputs: StepInputs, masks: Mapping[SlotId, Any]) -> list[SampleRow]:
         allowed = {
-            slot: torch.as_tensor(mask, dtype=torch.bool, device=self._device)
+            slot: to_device(torch.as_tensor(mask, dtype=torch.bool), self._device)
             for slot, mask in masks.items()
         }
         return [

@@ -35,6 +35,9 @@ class PagedKv:
 
     Raises:
         ValueError: the layout is not an array of tiles, or the region is too small.
+
+    Attributes:
+        device: where the region's memory is; indices are made and expected there.
     """
 
     def __init__(self, layout: KvLayout, region: MemoryRegion, num_blocks: int) -> None:
@@ -60,8 +63,9 @@ class PagedKv:
             [(head * first.head_stride + kv * first.kv_stride) // tile_bytes for kv in (0, 1)]
             for head in range(layout.num_kv_heads)
         ]
-        self._head_tile = torch.tensor(head_tile)  # [kv_heads, 2]
-        offsets = torch.tensor(self._layer_tile)[:, None, None] + self._head_tile
+        self.device = elements_of(region, self._num_bytes, self.dtype).device
+        self._head_tile = torch.tensor(head_tile).to(self.device)  # [kv_heads, 2]
+        offsets = torch.tensor(self._layer_tile).to(self.device)[:, None, None] + self._head_tile
         self._block_tiles = offsets.flatten()  # all tiles of a block, from its first
         self._generation = -1
         self.refresh()
@@ -70,7 +74,7 @@ class PagedKv:
         """Make the views anew where the region has moved since; call at the start of each step."""
         if self._region.generation == self._generation:
             return
-        flat = torch.frombuffer(self._region.view()[: self._num_bytes], dtype=self.dtype)
+        flat = elements_of(self._region, self._num_bytes, self.dtype)
         rows = flat.view(-1, self.head_dim)
         self._tiles = flat.view(-1, self.block_size, self.head_dim)
         self._layer_tiles = [self._tiles[tile:].flatten(1) for tile in self._layer_tile]
@@ -127,6 +131,11 @@ class PagedKv:
     def gather(self, layer: int, tiles: Tensor) -> Tensor:
         """Copy one layer's tiles out: [len(tiles), block_size * head_dim]."""
         return torch.index_select(self._layer_tiles[layer], 0, tiles)
+
+
+def elements_of(region: MemoryRegion, num_bytes: int, dtype: torch.dtype) -> Tensor:
+    """Return a region's first bytes as a flat tensor without copying them."""
+    return torch.frombuffer(region.view()[:num_bytes], dtype=dtype)
 
 
 def _check_tiles(layout: KvLayout, tile_bytes: int) -> None:

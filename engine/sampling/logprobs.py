@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from core.request import TokenLogprobs
+from engine.kernels.host_device import integers_on
 from engine.sampling.read_back import floats, table
 
 
 class PendingLogprobs(NamedTuple):
-    """Log-probabilities still on the device.
+    """Log-probabilities, on the device until `ReadBack` has copied their tensors.
 
     Attributes:
         rows: the sampled rows that asked.
@@ -28,10 +29,18 @@ class PendingLogprobs(NamedTuple):
     top_ids: Tensor
     top: Tensor
 
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the host needs."""
+        return self.chosen, self.top_ids, self.top
+
+    def on_host(self, chosen: Tensor, top_ids: Tensor, top: Tensor) -> PendingLogprobs:
+        """Return the same with `tensors` read back."""
+        return self._replace(chosen=chosen, top_ids=top_ids, top=top)
+
 
 def log_probabilities(logits: Tensor, rows: list[int]) -> Tensor:
     """Return the log-softmax of some rows of unmodified logits, a new float32 tensor."""
-    return torch.log_softmax(logits[rows], dim=-1)
+    return torch.log_softmax(logits[integers_on(logits.device, rows)], dim=-1)
 
 
 def pick(
@@ -45,13 +54,14 @@ def pick(
         num_top: alternatives asked for, one a row.
         token_ids: int64, the sampled tokens of all rows.
     """
-    chosen = log_probs.gather(1, token_ids[rows][:, None])[:, 0]
+    tokens = token_ids[integers_on(token_ids.device, rows)]
+    chosen = log_probs.gather(1, tokens[:, None])[:, 0]
     top, top_ids = log_probs.topk(min(max(num_top), log_probs.shape[1]), dim=1)
     return PendingLogprobs(tuple(rows), tuple(num_top), chosen, top_ids, top)
 
 
 def to_host(pending: PendingLogprobs) -> dict[int, TokenLogprobs]:
-    """Wait for the device and return the values by row."""
+    """Return the values by row; the tensors are on the CPU by now."""
     chosen = floats(pending.chosen)
     top_ids, top = table(pending.top_ids), table(pending.top)
     return {

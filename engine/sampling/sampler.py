@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from core.sampling_params import SamplingParams
+from engine.kernels.host_device import floats_on, integers_on
 from engine.sampling import logprobs
 from engine.sampling.filters import min_p_filter, top_k_filter, top_p_filter
 from engine.sampling.gumbel import NoiseKeys, gumbel_argmax
@@ -115,7 +116,8 @@ def _ban_completions(scores: Tensor, words: BadWords, sequences: Sequences, row:
     position = sequences.positions[row]
     longest = words.prefixes.shape[1]
     at = position - longest + torch.arange(longest, device=scores.device)
-    tokens = sequences.token_ids[sequences.slots[row], at.clamp_(min=0)]
+    slot = sequences.slots[row : row + 1]  # a scalar as an index would be read on the host
+    tokens = sequences.token_ids[slot, at.clamp_(min=0)]
     is_next = ((tokens == words.prefixes) | words.padding).all(dim=1)
     is_next &= words.num_prefix <= position - sequences.num_prompt[row]
     masked = torch.zeros(len(words.last), device=scores.device).masked_fill_(is_next, -math.inf)
@@ -127,7 +129,7 @@ def _penalize(logits: Tensor, rows: Sequence[SampleRow], sequences: Sequences) -
     if not penalized:
         return
     device = logits.device
-    at = torch.tensor(penalized, device=device)
+    at = integers_on(device, penalized)
     params = [rows[index].sampling.params for index in penalized]
     history = History(
         sequences.token_ids[sequences.slots[at], : sequences.longest],
@@ -135,9 +137,9 @@ def _penalize(logits: Tensor, rows: Sequence[SampleRow], sequences: Sequences) -
         sequences.num_prompt[at],
     )
     factors = PenaltyFactors(
-        torch.tensor([p.repetition_penalty for p in params], device=device),
-        torch.tensor([p.presence_penalty for p in params], device=device),
-        torch.tensor([p.frequency_penalty for p in params], device=device),
+        floats_on(device, [p.repetition_penalty for p in params]),
+        floats_on(device, [p.presence_penalty for p in params]),
+        floats_on(device, [p.frequency_penalty for p in params]),
     )
     changed = logits[at]
     apply_penalties(changed, history, factors)
@@ -150,7 +152,7 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow], positions: Tensor) -> Ten
         return logits.argmax(dim=1)
     if len(drawn) == len(rows):
         return _draw(logits, rows, positions)
-    at = torch.tensor(drawn, device=logits.device)
+    at = integers_on(logits.device, drawn)
     token_ids = logits.argmax(dim=1)
     token_ids[at] = _draw(logits[at], [rows[index] for index in drawn], positions[at])
     return token_ids
@@ -158,14 +160,14 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow], positions: Tensor) -> Ten
 
 def _draw(logits: Tensor, rows: Sequence[SampleRow], positions: Tensor) -> Tensor:
     device = logits.device
-    inverse = torch.tensor([row.sampling.inverse_temperature for row in rows], device=device)
+    inverse = floats_on(device, [row.sampling.inverse_temperature for row in rows])
     scores = logits.mul_(inverse[:, None])
     _filter(scores, [row.sampling.params for row in rows])
     seeds = [row.sampling.params.seed for row in rows]
     keys = NoiseKeys(
-        torch.tensor([seed & _WORD for seed in seeds], device=device),
-        torch.tensor([seed >> 32 & _WORD for seed in seeds], device=device),
-        torch.tensor([row.sample_index for row in rows], device=device),
+        integers_on(device, [seed & _WORD for seed in seeds]),
+        integers_on(device, [seed >> 32 & _WORD for seed in seeds]),
+        integers_on(device, [row.sample_index for row in rows]),
         positions,
     )
     return gumbel_argmax(scores, keys)
@@ -175,15 +177,18 @@ def _filter(scores: Tensor, params: Sequence[SamplingParams]) -> None:
     """Rule 8 on the rows that have it."""
     vocab_size, device = scores.shape[1], scores.device
     if with_min_p := [i for i, p in enumerate(params) if p.min_p > 0]:
-        part = scores[with_min_p]
-        min_p_filter(part, torch.tensor([params[i].min_p for i in with_min_p], device=device))
-        scores[with_min_p] = part
+        at = integers_on(device, with_min_p)
+        part = scores[at]
+        min_p_filter(part, floats_on(device, [params[i].min_p for i in with_min_p]))
+        scores[at] = part
     if with_top_k := [i for i, p in enumerate(params) if 0 < p.top_k < vocab_size]:
-        part = scores[with_top_k]
+        at = integers_on(device, with_top_k)
+        part = scores[at]
         counts = [params[i].top_k for i in with_top_k]
-        top_k_filter(part, torch.tensor(counts, device=device), max(counts))
-        scores[with_top_k] = part
+        top_k_filter(part, integers_on(device, counts), max(counts))
+        scores[at] = part
     if with_top_p := [i for i, p in enumerate(params) if p.top_p < 1]:
-        part = scores[with_top_p]
-        top_p_filter(part, torch.tensor([params[i].top_p for i in with_top_p], device=device))
-        scores[with_top_p] = part
+        at = integers_on(device, with_top_p)
+        part = scores[at]
+        top_p_filter(part, floats_on(device, [params[i].top_p for i in with_top_p]))
+        scores[at] = part

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from core.sampling_params import SamplingParams
+from engine.kernels.host_device import floats_on, integers_on, to_device
 
 GREEDY_BELOW = 1e-5
 """Temperatures below are greedy, as in vLLM."""
@@ -63,9 +64,9 @@ def resolve(params: SamplingParams, device: torch.device) -> SlotSampling:
         inverse_temperature=0.0 if greedy else 1.0 / params.temperature,
         penalized=(params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         != (1.0, 0.0, 0.0),
-        ending_ids=torch.tensor(sorted(ending), device=device) if needs_ending else None,
-        bias_ids=torch.tensor(list(bias), device=device) if bias else None,
-        bias=torch.tensor(list(bias.values()), device=device) if bias else None,
+        ending_ids=integers_on(device, sorted(ending)) if needs_ending else None,
+        bias_ids=integers_on(device, list(bias)) if bias else None,
+        bias=floats_on(device, list(bias.values())) if bias else None,
         bad_words=_bad_words(params, device) if params.bad_words else None,
     )
 
@@ -73,11 +74,11 @@ def resolve(params: SamplingParams, device: torch.device) -> SlotSampling:
 def _bad_words(params: SamplingParams, device: torch.device) -> BadWords:
     words = params.bad_words
     longest = max(map(len, words)) - 1
-    num_prefix = torch.tensor([len(word) - 1 for word in words], device=device)
+    num_prefix = torch.tensor([len(word) - 1 for word in words])
     prefixes = [(0,) * (longest + 1 - len(word)) + word[:-1] for word in words]
     return BadWords(
-        prefixes=torch.tensor(prefixes, dtype=torch.int64, device=device),
-        padding=torch.arange(longest, device=device) < longest - num_prefix[:, None],
-        num_prefix=num_prefix,
-        last=torch.tensor([word[-1] for word in words], device=device),
+        prefixes=to_device(torch.tensor(prefixes, dtype=torch.int64), device),
+        padding=to_device(torch.arange(longest) < longest - num_prefix[:, None], device),
+        num_prefix=to_device(num_prefix, device),
+        last=integers_on(device, [word[-1] for word in words]),
     )
