@@ -174,10 +174,10 @@ class InProcessFabric:
         self._schedule(write, self._now())
         return write
 
-    def refuse(self, source: Port, target: PeerName, reason: str) -> Write:
-        """Return a write that failed before a byte moved."""
+    def unposted(self, source: Port, target: PeerName, poll: Poll) -> Write:
+        """Return a write that was over before a byte moved."""
         write = self._new_write(source, self._ports.get(target) or Port(target, 0), b"")
-        self._fail(write, self._now(), reason)
+        self._end_badly(write, self._now(), poll)
         return write
 
     def _new_write(self, source: Port, target: Port, tag: bytes) -> Write:
@@ -273,7 +273,10 @@ class InProcessFabric:
         self._tell(write, Kind.NOTIFIED, at)
 
     def _fail(self, write: Write, at: float, reason: str) -> None:
-        write.poll = Poll(WriteState.FAILED, reason)
+        self._end_badly(write, at, Poll(WriteState.FAILED, reason))
+
+    def _end_badly(self, write: Write, at: float, poll: Poll) -> None:
+        write.poll = poll
         self._tell(write, Kind.FAILED, at)
 
     def _tell(self, write: Write, kind: Kind, at: float, index: int = -1) -> None:
@@ -299,6 +302,7 @@ class InProcessTransport:
         self._port = port
         self._region: MemoryRegion | None = None
         self._peers: dict[PeerName, _Metadata] = {}
+        self._generations: dict[PeerName, int] = {}
         self._writes: dict[WriteHandle, Write] = {}
 
     @property
@@ -338,6 +342,7 @@ class InProcessTransport:
     def remove_peer(self, name: PeerName) -> None:
         """Forget a peer."""
         self._peers.pop(name, None)
+        self._generations.pop(name, None)
 
     def write(
         self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
@@ -354,9 +359,9 @@ class InProcessTransport:
         check_bounds(local, self._region.num_bytes, "local")
         check_bounds(target, remote.num_bytes, "target")
         with self._fabric.lock:
-            refusal = self._refusal(remote, target)
-            if refusal:
-                write = self._fabric.refuse(self._port, remote.peer, refusal)
+            obstacle = self._obstacle(remote, target)
+            if obstacle is not None:
+                write = self._fabric.unposted(self._port, remote.peer, obstacle)
             else:
                 memory = self._port.registrations[-1].memory
                 spans = [
@@ -397,15 +402,20 @@ class InProcessTransport:
             self._fabric.kill(self._port.name)
         self._writes.clear()
 
-    def _refusal(self, remote: RemoteRegion, target: Sequence[Span]) -> str:
-        """Return why a write cannot start, as NIXL would say it; empty if it can."""
+    def _obstacle(self, remote: RemoteRegion, target: Sequence[Span]) -> Poll | None:
+        """Return how a write ends that cannot start, as it would over NIXL; None if it can."""
         peer = self._peers.get(remote.peer)
         if peer is None:
-            return f"unknown peer {remote.peer!r}"
+            return Poll(WriteState.REFUSED, f"unknown peer {remote.peer!r}")
+        newest = self._generations.setdefault(remote.peer, remote.generation)
+        if remote.generation < newest:
+            return Poll(WriteState.REFUSED, f"stale region generation {remote.generation}")
+        self._generations[remote.peer] = remote.generation
         if not self._fabric.is_alive(peer.name, peer.life):
-            return "RemoteDisconnect: the peer is gone"
+            return Poll(WriteState.FAILED, "RemoteDisconnect: the peer is gone")
         for span in target:
             offset = remote.address + span.offset - peer.address
             if offset < 0 or offset + span.num_bytes > peer.num_bytes:
-                return "NotFound: the address is not in the peer's metadata"
-        return ""
+                reason = "NotFound: the address is not in the peer's metadata"
+                return Poll(WriteState.FAILED, reason)
+        return None

@@ -62,7 +62,7 @@ class FabricMetrics:
 
     def observe(self, outcome: WriteOutcome) -> None:
         """Count one write's end."""
-        if outcome.state is WriteState.FAILED:
+        if outcome.state is not WriteState.DONE:
             self._failed.inc()
             return
         self._xfer_time.observe(outcome.seconds)

@@ -1,9 +1,10 @@
 """The default backend: NIXL 1.5 over UCX (CMA or TCP on one host, RDMA between hosts).
 
 Measured, and relied on here: a write's exceptions can come from preparing, posting or polling, and
-all mean FAILED; a peer that is frozen stays PENDING for ever; a new agent under a known name breaks
-the pair unless the old one is removed; removing a peer fails the writes to it that are under way,
-although their bytes land.
+all mean FAILED (preparing moves nothing, but a connection in error may show there, and only FAILED
+has the writer connect anew); a peer that is frozen stays PENDING for ever; a new agent under a
+known name breaks the pair unless the old one is removed; removing a peer fails the writes to it
+that are under way, although their bytes land.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class NixlTransport:
         write = self._writes[handle] = self._new_write(remote.peer, local)
         refusal = self._refusal(remote)
         if refusal:
-            write.outcome = Poll(WriteState.FAILED, refusal)
+            write.outcome = Poll(WriteState.REFUSED, refusal)
             return handle
         try:
             write.request = self._agent.prepare_write(

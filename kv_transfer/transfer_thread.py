@@ -48,7 +48,7 @@ class WriteOutcome(msgspec.Struct, frozen=True):
     """How a write ended.
 
     Attributes:
-        state: DONE or FAILED. FAILED says nothing about whether bytes still land.
+        state: DONE, FAILED or REFUSED, as the transport says it.
         posted_s: seconds that posting took (on CMA that is the copy).
         seconds: from the start of posting until the end was seen.
         num_descriptors: after merging neighbours.
@@ -158,7 +158,7 @@ class TransferThread:
     def write(
         self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
     ) -> asyncio.Future[WriteOutcome]:
-        """Post a write; the future resolves with its end, DONE or FAILED, and has no deadline.
+        """Post a write; the future resolves with its end, and has no deadline.
 
         Cancelling the future does not cancel the write: its source blocks stay held. An exception
         in it means that nothing was posted (spans that do not match or lie outside their region).

@@ -5,6 +5,7 @@ method waits for a peer. All methods of one transport run on one thread (`Transf
 
 Who owns what: a write's source blocks stay owned and held by the caller until `poll` says DONE, or
 until the transport was destroyed; FAILED says nothing about whether bytes still land at the target.
+REFUSED says that nothing was posted: no byte moved or will move, and the blocks are free to go.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ WriteHandle = NewType("WriteHandle", int)
 
 
 class WriteState(enum.Enum):
-    """Where a posted write stands."""
+    """Where a write stands."""
 
     PENDING = "pending"
     DONE = "done"
     FAILED = "failed"
+    REFUSED = "refused"
 
 
 class Poll(msgspec.Struct, frozen=True):
-    """A write's state, and the reason where it failed."""
+    """A write's state, and the reason where it failed or was refused."""
 
     state: WriteState
     reason: str = ""
@@ -89,7 +91,8 @@ class Transport(Protocol):
         ...
 
     def add_peer(self, name: PeerName, metadata: bytes) -> None:
-        """Learn or replace a peer. A peer of the same name is removed first.
+        """Learn a peer, or more of one that is known: newer metadata of the same life is added, and
+        writes to it go on; another life of the same name replaces it.
 
         Raises:
             FabricError: the metadata is not of that peer, or not understood.
@@ -103,12 +106,19 @@ class Transport(Protocol):
     def write(
         self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
     ) -> WriteHandle:
-        """Post one write of equal-sized spans, with one notification `tag`. Never raises for the
-        peer's state: that is what `poll` reports."""
+        """Post one write of equal-sized spans, with one notification `tag`.
+
+        Never raises for the peer's state, which `poll` reports: REFUSED for a peer that is not
+        known and for a region generation older than one that was written to, FAILED for all else.
+
+        Raises:
+            ValueError: a span lies outside its region; nothing was posted.
+            FabricError: nothing is registered here, or it is closed; nothing was posted.
+        """
         ...
 
     def poll(self, handle: WriteHandle) -> Poll:
-        """Return a write's state; DONE and FAILED forget the handle. A write's notification may
+        """Return a write's state; all but PENDING forget the handle. A write's notification may
         leave only when its writer polls, so poll every write to its end."""
         ...
 

@@ -32,6 +32,7 @@ from kv_transfer.handoff import prefill_side
 from kv_transfer.handoff.agent_renewal import is_renewal_due
 from kv_transfer.handoff.prefill_side import PrefillSide, Terms
 from kv_transfer.handoff.tombstones import Tombstones
+from kv_transfer.transport import Poll, WriteState
 from prefill_pool.pusher import Pusher
 from prefill_pool.stats import PrefillStats
 
@@ -256,8 +257,8 @@ class Attempts:
             _log.error("the engine does not take an ask: %s", error, extra=extra)
             self._advance(attempt, p.EngineRefused("stale", str(error)))
 
-    def _on_write_end(self, attempt: _Attempt, number: int, failure: str | None) -> None:
-        event = p.WriteDone(number) if failure is None else p.WriteFailed(number, failure)
+    def _on_write_end(self, attempt: _Attempt, number: int, end: Poll) -> None:
+        event = _write_event(number, end)
         self._later(lambda attempts: attempts._advance(attempt, event))
 
     def _refused(self, stream: Stream[Any], effect: p.Effect) -> None:
@@ -281,3 +282,13 @@ class Attempts:
             _log.warning("handoff %s failed: a write did", effect.handoff, extra=extra)
         if not self._attempts:
             self.busy.clear()
+
+
+def _write_event(number: int, end: Poll) -> p.WriteDone | p.WriteFailed | p.WriteRefused:
+    match end.state:
+        case WriteState.DONE:
+            return p.WriteDone(number)
+        case WriteState.REFUSED:
+            return p.WriteRefused(number, end.reason)
+        case _:
+            return p.WriteFailed(number, end.reason)

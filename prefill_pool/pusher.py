@@ -23,7 +23,7 @@ from core.messages import PrefillAsk, RegionDescriptor, WriteNotification
 from kv_transfer.descriptors import paired_spans
 from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.transfer_thread import TransferThread, WriteOutcome
-from kv_transfer.transport import PeerName, RemoteRegion, Transport, WriteState
+from kv_transfer.transport import PeerName, Poll, RemoteRegion, Transport, WriteState
 from kv_transfer.transports_seen import TransportsSeen
 
 _RANK_PAIR = (0, 0)
@@ -35,8 +35,8 @@ made a worker look a thousand times slower than it was, and routers avoid it for
 
 _log = logging.getLogger(__name__)
 
-OnEnd = Callable[[str | None], None]
-"""Called with None when the write is DONE, else with the reason of its failure."""
+OnEnd = Callable[[Poll], None]
+"""Called with how the write ended: DONE, FAILED, or REFUSED where it was not posted."""
 
 
 def peer_name(region: RegionDescriptor) -> PeerName:
@@ -153,7 +153,7 @@ class Pusher:
 
     def _added(self, name: PeerName, peer: _Peer, added: asyncio.Future[None]) -> None:
         error = None if added.cancelled() else added.exception()
-        if error is not None:  # its writes fail with "unknown peer"
+        if error is not None:  # its writes are refused: "unknown peer"
             peer.generation = None
             _log.warning("the fabric does not take %s: %s", name, error)
 
@@ -161,18 +161,23 @@ class Pusher:
         if written.cancelled():
             return
         error = written.exception()
-        failure = self._failure_of(posted, written.result()) if error is None else str(error)
+        if error is None:
+            outcome = written.result()
+            end = Poll(outcome.state, outcome.reason)
+            if end.state is WriteState.DONE:
+                self._count(posted, outcome)
+        else:
+            end = Poll(WriteState.REFUSED, str(error))
         posted.peer.num_pending -= 1
-        if failure is not None:
+        if end.state is not WriteState.DONE:
             self.num_failed += 1
-        self._remove_if_broken(posted)
-        posted.on_end(failure)
-
-    def _failure_of(self, posted: _Posted, outcome: WriteOutcome) -> str | None:
-        if outcome.state is not WriteState.DONE:
+        if end.state is WriteState.FAILED:
             posted.peer.is_connected = False
             posted.peer.is_broken = True
-            return outcome.reason
+        self._remove_if_broken(posted)
+        posted.on_end(end)
+
+    def _count(self, posted: _Posted, outcome: WriteOutcome) -> None:
         posted.peer.is_connected = not posted.peer.is_broken
         if self._transports.add(outcome.transport) and self._on_transport is not None:
             self._on_transport(self.transport)
@@ -180,7 +185,6 @@ class Pusher:
         self.num_bytes += outcome.num_bytes
         if posted.is_telling and outcome.num_bytes >= MEASURED_BYTES:
             self._measure(outcome)
-        return None
 
     def _remove_if_broken(self, posted: _Posted) -> None:
         """Have the next write connect anew; a peer of an agent that was destroyed is gone."""

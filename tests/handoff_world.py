@@ -60,6 +60,10 @@ class Write:
     is_cut: bool = False  # its agent was destroyed: reads no source any more
 
     @property
+    def is_whole(self) -> bool:
+        return len(self.left) == self.note.num_blocks
+
+    @property
     def is_unseen(self) -> bool:
         return not self.left and not self.is_over and self.writer.runs
 
@@ -506,6 +510,7 @@ class HandoffWorld:
                 for sample in range(r.side.request.sampling.n)
             ],
             "write fails": [partial(self.fail_a_write, w) for w in posted],
+            "write refused": [partial(self.refuse_a_write, w) for w in posted if w.is_whole],
             "notification lost": [partial(self.notes.remove, note) for note in self.notes],
             "freeze or thaw": [partial(self.freeze_or_thaw, w) for w in self.prefills],
             "stream lost": [partial(self.lose_streams, w, False) for w in self.prefills],
@@ -526,6 +531,12 @@ class HandoffWorld:
         write.is_over = True
         failed = p.WriteFailed(write.number, "reset")
         self.prefill_event(write.writer, write.note.handoff, failed)
+
+    def refuse_a_write(self, write: Write) -> None:
+        """It was never posted."""
+        self.writes.remove(write)
+        refused = p.WriteRefused(write.number, "unknown peer")
+        self.prefill_event(write.writer, write.note.handoff, refused)
 
     def freeze_or_thaw(self, prefill: PrefillWorld) -> None:
         prefill.is_frozen = not prefill.is_frozen

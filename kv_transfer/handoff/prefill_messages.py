@@ -66,6 +66,13 @@ class WriteFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
+class WriteRefused(msgspec.Struct, frozen=True):
+    """A write was not posted: it reads and writes nothing, now or later."""
+
+    number: int
+    reason: str
+
+
 class SettleRequested(msgspec.Struct, frozen=True):
     """The decode worker wants the attempt to end, and to know when nothing can land any more."""
 
@@ -92,6 +99,7 @@ Event = (
     | TokenSampled
     | WriteDone
     | WriteFailed
+    | WriteRefused
     | SettleRequested
     | DecodeLost
     | AgentDestroyed
@@ -112,7 +120,7 @@ class Push(msgspec.Struct, frozen=True):
     """Post one write of whole blocks.
 
     Attributes:
-        number: names the write in `WriteDone` and `WriteFailed`.
+        number: names the write in `WriteDone`, `WriteFailed` and `WriteRefused`.
         first_block: index in the prompt of the first block.
         sources, targets: ids here and there, one a block.
     """

@@ -3,7 +3,7 @@
     ask -> (checked) -> QUEUED -> admitted -> COMPUTING -> prompt done, tokens told -> COMPUTED
              |                      |  each chunk: Push what is final and was not pushed    |
              v                      v                                                       |
-          refused    settle, stream lost, write FAILED or stuck for try_s, deadline         |
+          refused    settle, stream lost, deadline, write FAILED, refused or stuck          |
                                     v                                                       v
                                  STOPPING: no new write, wait for the posted ones        all DONE
                                     |                                                       |
@@ -58,6 +58,7 @@ from kv_transfer.handoff.prefill_messages import (
     TokenSampled,
     WriteDone,
     WriteFailed,
+    WriteRefused,
 )
 
 
@@ -185,6 +186,8 @@ def advance(state: PrefillSide, event: Event, now: float) -> Step:
             return _when_over(replace(state, pending=pending, written_at=now))
         case WriteFailed():
             return _write_failed(state, event, now)
+        case WriteRefused():
+            return _write_refused(state, event, now)
         case SettleRequested():
             return _stop(replace(state, wants_answer=True), AttemptOutcome.SETTLED, now)
         case DecodeLost():
@@ -311,6 +314,14 @@ def _write_failed(state: PrefillSide, event: WriteFailed, now: float) -> Step:
     number = {event.number}
     failed = replace(state, pending=state.pending - number, failed=state.failed | number)
     return _fail(failed, event.reason, now)
+
+
+def _write_refused(state: PrefillSide, event: WriteRefused, now: float) -> Step:
+    state = replace(state, pending=state.pending - {event.number})
+    if state.stage is Stage.STOPPING:
+        return _when_over(state)
+    stopped, effects = _stop(state, AttemptOutcome.FAILED, now)
+    return stopped, (Tell(HandoffFailed(state.ask.handoff, event.reason)), *effects)
 
 
 def _agent_destroyed(state: PrefillSide, before: int, now: float) -> Step:

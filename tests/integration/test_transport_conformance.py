@@ -129,11 +129,11 @@ def test_10_000_descriptors(pair: tuple[Any, Any]) -> None:
     assert target.read(0, len(data)) == wanted
 
 
-def test_an_unknown_peer_fails_at_poll(pair: tuple[Any, Any]) -> None:
+def test_a_write_to_an_unknown_peer_is_refused_at_poll(pair: tuple[Any, Any]) -> None:
     writer, target = pair
     writer.remove_peer(PeerName("target@1"))
     poll = write_all(writer, target, b"nobody")
-    assert poll.state is WriteState.FAILED
+    assert poll.state is WriteState.REFUSED, "nothing was posted"
     assert "target@1" in poll.reason
     writer.add_peer(target.introduce())
 
@@ -168,7 +168,7 @@ def test_after_a_fence_the_old_address_is_a_sink_and_the_new_one_works(
     assert write_all(writer, target, b"fresh").state is WriteState.DONE
     assert target.digest() == writer.digest()
     stale = end_of(writer, writer.write(old.region, whole, whole, b"stale"))
-    assert stale.state is WriteState.FAILED, "a newer generation is known"
+    assert stale.state is WriteState.REFUSED, "a newer generation is known"
 
 
 def test_a_peer_that_restarts_is_another_peer(make: Make, pair: tuple[Any, Any]) -> None:

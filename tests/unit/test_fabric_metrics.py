@@ -52,7 +52,8 @@ def test_a_failed_write_is_only_counted_as_such(
     registry: CollectorRegistry, metrics: FabricMetrics
 ) -> None:
     metrics.observe(outcome(WriteState.FAILED))
-    assert registry.get_sample_value("vllm:nixl_num_failed_transfers_total", LABELS) == 1
+    metrics.observe(outcome(WriteState.REFUSED))
+    assert registry.get_sample_value("vllm:nixl_num_failed_transfers_total", LABELS) == 2
     assert registry.get_sample_value("vllm:nixl_xfer_time_seconds_count", LABELS) == 0
 
 

@@ -195,6 +195,30 @@ def test_a_failed_write_holds_the_blocks_and_never_settles() -> None:
     ]
 
 
+def test_a_refused_write_stops_it_and_holds_nothing() -> None:
+    """Its blocks go when the other writes are done, and a settle is answered then."""
+    side = Side()
+    side.admit()
+    side.feed(p.ChunkComputed(4))
+    side.feed(p.ChunkComputed(8))
+    effects = side.feed(p.WriteRefused(1, "unknown peer"))
+    assert told(effects) == ["HandoffFailed"]
+    assert kinds(effects)[1:] == ["StopComputing"]
+    assert side.feed(p.SettleRequested()) == []
+    effects = side.feed(p.WriteDone(0))
+    assert told(effects) == ["HandoffSettled"]
+    assert effects[-1] == p.Forget(HANDOFF, may_land=False, outcome=p.AttemptOutcome.FAILED)
+
+
+def test_writes_refused_one_after_another_are_told_once() -> None:
+    side = Side()
+    side.admit()
+    side.feed(p.ChunkComputed(4))
+    side.feed(p.ChunkComputed(8))
+    assert told(side.feed(p.WriteRefused(0, "unknown peer"))) == ["HandoffFailed"]
+    assert kinds(side.feed(p.WriteRefused(1, "unknown peer"))) == ["Release", "Forget"]
+
+
 def test_an_agent_that_goes_fails_the_writes_it_had() -> None:
     side = Side()
     side.admit()

@@ -8,13 +8,14 @@ from typing import Any, cast
 
 import pytest
 
+from core.errors import FabricError
 from core.ids import Attempt, BlockId, Boot, HandoffId, RequestId, WorkerId
 from core.messages import BlockRun, PrefillAsk, RegionDescriptor
 from core.request import EngineRequest
 from core.sampling_params import SamplingParams
 from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.transfer_thread import TransferThread, WriteOutcome
-from kv_transfer.transport import Span, WriteState
+from kv_transfer.transport import Poll, Span, WriteState
 from prefill_pool.pusher import MEASURED_BYTES, Pusher
 
 pytestmark = pytest.mark.anyio
@@ -77,10 +78,10 @@ class Writer:
         self.fabric = ScriptedFabric()
         self.pusher = Pusher(cast("TransferThread", cast("object", self.fabric)), Boot("here"))
 
-    async def push(self, num_blocks: int, peer: str = "decode-0") -> str | None:
-        return await self.post(num_blocks, peer)
+    async def push(self, num_blocks: int, peer: str = "decode-0") -> WriteState:
+        return (await self.post(num_blocks, peer)).state
 
-    def post(self, num_blocks: int, peer: str = "decode-0") -> asyncio.Future[str | None]:
+    def post(self, num_blocks: int, peer: str = "decode-0") -> asyncio.Future[Poll]:
         blocks = tuple(BlockId(i) for i in range(num_blocks))
         region = RegionDescriptor(
             worker_id=WorkerId(peer),
@@ -100,7 +101,7 @@ class Writer:
             region=region,
             remaining_s=60.0,
         )
-        ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[Poll] = asyncio.get_running_loop().create_future()
         self.pusher.push(ask, Push(0, 0, blocks, blocks), ended.set_result)
         return ended
 
@@ -135,7 +136,7 @@ async def test_after_a_failed_write_the_connection_is_a_new_one() -> None:
     writer = Writer()
     await writer.push(8)
     writer.fabric.state = WriteState.FAILED
-    assert await writer.push(8) is not None
+    assert await writer.push(8) is WriteState.FAILED
     writer.fabric.state = WriteState.DONE
     await writer.push(8)
     assert writer.pusher.bytes_per_s is None
@@ -160,10 +161,10 @@ async def test_it_is_not_closed_under_other_writes_of_its() -> None:
     writer.fabric.is_slow = True
     first, second = writer.post(1), writer.post(1)
     writer.fabric.end(0, WriteState.FAILED)
-    assert await first is not None
+    assert (await first).state is WriteState.FAILED
     assert [what for what, _ in writer.fabric.connections.calls] == ["add"]
     writer.fabric.end(1, WriteState.DONE)
-    assert await second is None
+    assert (await second).state is WriteState.DONE
     assert [what for what, _ in writer.fabric.connections.calls] == ["add", "remove"]
 
 
@@ -174,5 +175,18 @@ async def test_a_write_of_a_destroyed_agent_closes_no_connection_of_the_next_one
     await writer.pusher.renew(lambda: cast("Any", None))
     writer.post(1)
     writer.fabric.end(0, WriteState.FAILED)
-    assert await old is not None
+    assert (await old).state is WriteState.FAILED
     assert [what for what, _ in writer.fabric.connections.calls] == ["add", "add"]
+
+
+async def test_a_write_that_was_not_posted_is_told_so_and_leaves_the_connection() -> None:
+    writer = Writer()
+    await writer.push(1)
+    writer.fabric.state = WriteState.REFUSED
+    assert await writer.push(1) is WriteState.REFUSED
+    writer.fabric.is_slow = True
+    raising = writer.post(1)
+    writer.fabric.pending[0].set_exception(FabricError("the fabric stopped"))
+    assert await raising == Poll(WriteState.REFUSED, "the fabric stopped")
+    assert writer.fabric.connections.calls == [("add", "decode-0@there")]
+    assert writer.pusher.num_failed == 2
