@@ -21,9 +21,9 @@ import grpc
 import grpc.aio
 import msgspec
 from etcd3aio import EtcdError, SortOrder, SortTarget, prefix_range_end
+from etcd3aio import _protobuf as untyped_protobuf
 from etcd3aio.kv import KVService as UntypedKvService
 from etcd3aio.lease import LeaseService
-from etcd3aio.watch import WatchService
 
 from core.clock import Clock
 from core.config import ControlPlaneConfig
@@ -36,6 +36,9 @@ T = TypeVar("T")
 
 KvService: Any = UntypedKvService
 """etcd3aio's protobuf modules have no types; ours begin in this file."""
+
+_protobuf: Any = untyped_protobuf
+WatchCreateRequest, WatchRequest = _protobuf.WatchCreateRequest, _protobuf.WatchRequest
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -141,7 +144,9 @@ class EtcdClient:
         self._channel = channel
         self._kv = KvService(channel)
         self._lease = LeaseService(channel)
-        self._watch = WatchService(channel)
+        # Not etcd3aio's own watch: it connects again by itself, from a revision that may skip
+        # events, and leaves a pending task behind each time.
+        self._watch = _protobuf.WatchStub(channel)
 
     async def close(self) -> None:
         """Drop the connection; later calls raise ControlPlaneError."""
@@ -271,27 +276,29 @@ class EtcdClient:
             WatchLostError: cancelled, compacted, or the connection was a new one.
             ControlPlaneError: refused.
         """
-        responses: Any = self._watch.watch(prefix, prefix_range_end(prefix), start_revision)
-        is_created = False
-        async with contextlib.aclosing(responses):
-            try:
-                async for response in responses:
-                    if response.compact_revision > 0:
-                        msg = f"watch of {prefix}: compacted up to {response.compact_revision}"
-                        raise WatchLostError(msg, compacted=True)
-                    # etcd3aio reconnects by itself, from a revision that may skip events, or that
-                    # an etcd without its data has yet to reach
-                    is_reconnected = response.created and is_created
-                    is_behind = response.header.revision < start_revision - 1
-                    if response.canceled or is_reconnected or is_behind:
-                        msg = f"watch of {prefix}: {response.cancel_reason or 'reconnected'}"
-                        raise WatchLostError(msg)
-                    is_created = is_created or response.created
-                    if response.events:
-                        yield [_change(event) for event in response.events]
-            except _FAILURES as error:
-                msg = f"etcd: watch of {prefix}: {_describe(error)}"
-                raise ControlPlaneError(msg) from error
+        stream: Any = self._watch.Watch()
+        create = WatchCreateRequest(
+            key=prefix.encode(),
+            range_end=prefix_range_end(prefix),
+            start_revision=start_revision,
+        )
+        try:
+            await stream.write(WatchRequest(create_request=create))
+            while (response := await stream.read()) is not _EOF:
+                if response.compact_revision > 0:
+                    msg = f"watch of {prefix}: compacted up to {response.compact_revision}"
+                    raise WatchLostError(msg, compacted=True)
+                # An etcd without its data has yet to reach our revision.
+                if response.canceled or response.header.revision < start_revision - 1:
+                    msg = f"watch of {prefix}: {response.cancel_reason or 'another history'}"
+                    raise WatchLostError(msg)
+                if response.events:
+                    yield [_change(event) for event in response.events]
+        except _FAILURES as error:
+            msg = f"etcd: watch of {prefix}: {_describe(error)}"
+            raise ControlPlaneError(msg) from error
+        finally:
+            stream.cancel()
         msg = f"watch of {prefix}: the stream ended"
         raise WatchLostError(msg)
 
