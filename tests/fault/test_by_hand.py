@@ -33,12 +33,14 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+def reserve_ports(count: int, stack: ExitStack) -> list[int]:
+    """Return free ports that nobody else takes while `stack` is open: bound here, and as both sides
+    set SO_REUSEADDR, to be listened at by those who are told."""
+    probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+    for probe in probes:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", 0))
+    return [probe.getsockname()[1] for probe in probes]
 
 
 @dataclass
@@ -52,8 +54,28 @@ class HandMade:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[HandMade]:
+    """Yield the cluster, ready; at the end each process is stopped with SIGTERM, and ends well."""
+    with ExitStack() as stack:
+        made = start_all(tmp_path, stack)
+
+        def knows_workers() -> bool:
+            for launched in made.launched.values():
+                assert launched.process.poll() is None, launched.transcript()
+            return bool(statuses(made))
+
+        until(knows_workers, "the router knows workers")
+        wait_live(made, *PREFILLS, *DECODES)
+        yield made
+        for name in ("router", *DECODES, *PREFILLS):
+            launched = made.launched[name]
+            if launched.process.poll() is None:
+                assert launched.stop(signal.SIGTERM) == 0, launched.transcript()
+            launched.assert_nothing_left()
+
+
+def start_all(tmp_path: Path, stack: ExitStack) -> HandMade:
     """Start all, etcd last: nobody may depend on the order."""
-    client_port, peer_port, http_port = free_ports(3)
+    client_port, peer_port, http_port = reserve_ports(3, stack)
     etcd, peer = f"127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
     dovetail = str(Path(sys.executable).with_name("dovetail"))
     shared = ["--etcd", etcd, *SETTINGS]
@@ -70,19 +92,11 @@ def cluster(tmp_path: Path) -> Iterator[HandMade]:
             f"--initial-cluster=default={peer}",
         ],
     }  # fmt: skip
-    with ExitStack() as stack:
-        http = stack.enter_context(httpx.Client(trust_env=False, timeout=30))
-        made = HandMade(f"http://127.0.0.1:{http_port}", http)
-        for name, command in commands.items():
-            made.launched[name] = stack.enter_context(Launched(command, tmp_path / name))
-        until(lambda: statuses(made), "the router answers")
-        wait_live(made, *PREFILLS, *DECODES)
-        yield made
-        for name in ("router", *DECODES, *PREFILLS):
-            launched = made.launched[name]
-            if launched.process.poll() is None:
-                assert launched.stop(signal.SIGTERM) == 0, launched.transcript()
-            launched.assert_nothing_left()
+    http = stack.enter_context(httpx.Client(trust_env=False, timeout=30))
+    made = HandMade(f"http://127.0.0.1:{http_port}", http)
+    for name, command in commands.items():
+        made.launched[name] = stack.enter_context(Launched(command, tmp_path / name))
+    return made
 
 
 def test_requests_spread_and_survive_a_prefill_worker(cluster: HandMade) -> None:

@@ -23,6 +23,7 @@ POOL = (
     "--set", "engine.chunk_tokens=128",
     "--set", "engine.mock_prompt_token_s=0.0005",
     "--set", "kv_transfer.quarantine_s=1.5",
+    "--set", "kv_transfer.try_s=300",  # only the missing heartbeats may end an attempt
 )  # fmt: skip
 
 
