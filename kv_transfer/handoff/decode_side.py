@@ -18,9 +18,10 @@ says `Settle`, in this order: the answer may be known at once, and ends a quaran
 begun. Only refused and never-sent asks leave their blocks `untouched`.
 
 First tokens go to the client when they come, before or after the KV, and never change who owns a
-block. From then on every further attempt carries them as forced outputs, so nobody samples that
-position again. When they end all samples, the client has its answer, and the attempt merely runs
-out: the KV joins the cache when complete, or is abandoned at the next trouble.
+block; a number of them other than one a sample fails the attempt. From then on every further
+attempt carries them as forced outputs, so nobody samples that position again. When they end all
+samples, the client has its answer, and the attempt merely runs out: the KV joins the cache when
+complete, or is abandoned at the next trouble.
 
 Messages of another attempt, boot or region generation than the current one change nothing.
 """
@@ -42,6 +43,7 @@ from core.messages import (
     WriteNotification,
 )
 from core.request import EngineRequest
+from core.sampling_params import SamplingParams
 from kv_transfer.handoff.arrivals import NOTHING_AWAITED, SINGLE_RANK, Arrivals, RankPair, awaiting
 from kv_transfer.handoff.block_runs import block_runs
 from kv_transfer.handoff.decode_messages import (
@@ -195,7 +197,7 @@ def _peer_says(state: DecodeSide, event: PeerEvent, now: float) -> Step:
             end = _End(AttemptOutcome.UNDELIVERED, event.reason, untouched=True)
             return _next_candidate(state, end)
         case HandoffFailed():
-            return _failed(state, event)
+            return _failed(state, event.message)
         case _:
             assert_never(event)
 
@@ -225,11 +227,20 @@ def _tokens(state: DecodeSide, message: FirstTokens, now: float) -> Step:
     state = replace(state, progress_at=now)
     if state.request.outputs or state.first_tokens:
         return state, ()  # forced, or said twice: nothing new for the client
+    if not _is_one_a_sample(message, state.request.sampling):
+        return _failed(state, "first tokens of another number than was asked for")
     samples = tuple(i for i in range(len(message.token_ids)) if i not in state.ended)
     over = {i for i, reason in enumerate(message.finish_reasons) if reason is not None}
     state = replace(state, first_tokens=message.token_ids, ended=state.ended | over)
     state, effects = _join_if_ready(state)
     return state, (EmitTokens(tokens=message, samples=samples), *effects)
+
+
+def _is_one_a_sample(message: FirstTokens, sampling: SamplingParams) -> bool:
+    counts = {len(message.token_ids), len(message.finish_reasons)}
+    if sampling.logprobs is not None:
+        counts.add(len(message.logprobs))
+    return counts == {sampling.n}
 
 
 def _landed(state: DecodeSide, write: WriteNotification, now: float) -> Step:
@@ -258,9 +269,9 @@ def _join_if_ready(state: DecodeSide) -> Step:
     return replace(state, phase=Phase.ENDED), (join, completed)
 
 
-def _failed(state: DecodeSide, event: HandoffFailed) -> Step:
+def _failed(state: DecodeSide, reason: str) -> Step:
     """Ask the same worker once more (it makes a fresh connection), then the next."""
-    end = _End(AttemptOutcome.FAILED, event.message)
+    end = _End(AttemptOutcome.FAILED, reason)
     if state.repeated:
         return _next_candidate(state, end)
     return _another_attempt(state, end, state.candidate_index, repeated=True)

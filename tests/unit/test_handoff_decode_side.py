@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from core.ids import Attempt, BlockId, Boot, HandoffId, RequestId, WorkerId
@@ -15,7 +16,7 @@ from core.messages import (
     PrefillCandidate,
     WriteNotification,
 )
-from core.request import EngineRequest, FinishReason
+from core.request import EngineRequest, FinishReason, TokenLogprobs
 from core.sampling_params import SamplingParams
 from kv_transfer.handoff import decode_messages as d
 from kv_transfer.handoff.block_runs import block_ids_of, block_runs
@@ -28,7 +29,9 @@ FIRST = HandoffId(RequestId("r"), Attempt(1, 1))
 class Side:
     """A state that keeps what was done."""
 
-    def __init__(self, *, n: int = 1, allow_local: bool = True, **terms: Any) -> None:
+    def __init__(
+        self, *, n: int = 1, logprobs: int | None = None, allow_local: bool = True, **terms: Any
+    ) -> None:
         candidates = tuple(PrefillCandidate(WorkerId(b), b, "") for b in (P0, P1))
         self.now = 0.0
         usual = Terms(
@@ -41,7 +44,7 @@ class Side:
         )
         self.state = DecodeSide(
             replace(usual, **terms),
-            EngineRequest(RequestId("r"), tuple(range(10)), SamplingParams(n=n)),
+            EngineRequest(RequestId("r"), tuple(range(10)), SamplingParams(n=n, logprobs=logprobs)),
             FIRST,
         )
 
@@ -100,6 +103,31 @@ def test_it_waits_for_every_rank_pair() -> None:
     assert side.land(0, 3) == []
     assert side.land(0, 3, rank_pair=(5, 5)) == []
     assert kinds(side.land(0, 3, rank_pair=(1, 0)))[0] == "Join"
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "reasons", "num_logprobs"),
+    [((), (), 0), ((7,), (None,), 1), ((7, 8, 9), (None,) * 3, 3), ((7, 8), (None,), 2)],
+    ids=["none", "too few", "too many", "a reason less"],
+)
+def test_first_tokens_of_another_number_than_asked_fail_the_attempt(
+    token_ids: tuple[int, ...], reasons: tuple[None, ...], num_logprobs: int
+) -> None:
+    side = Side(n=2)
+    side.reserve()
+    side.land(0, 3)
+    logprobs = (TokenLogprobs(-1.0),) * num_logprobs
+    tokens = FirstTokens(FIRST, token_ids, logprobs, reasons, 0, 0.0, 0.0)
+    effects = side.feed(tokens)
+    assert kinds(effects) == ["AttemptEnded", "Retry", "Settle"], "nothing is emitted or joined"
+    assert effects[0].outcome is d.AttemptOutcome.FAILED
+    assert side.state.candidate.boot == P0, "once more"
+
+
+def test_so_do_logprobs_that_were_asked_for_and_are_missing() -> None:
+    side = Side(n=2, logprobs=3)
+    side.reserve()
+    assert kinds(side.tokens(7, 8))[0] == "AttemptEnded"
 
 
 def test_first_tokens_may_come_after_the_kv() -> None:
