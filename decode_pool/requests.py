@@ -16,7 +16,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 from msgspec.structs import replace
 
@@ -47,7 +47,17 @@ from decode_pool.ports import DecodePorts
 from decode_pool.receiving import OnAnswer, Owner, Receiving
 from decode_pool.stats import DecodeStats
 from decode_pool.token_outbox import TokenOutbox
-from engine.events import Admitted, EngineStats, Event, Generated, Mode, Preempted, Reserved
+from engine.events import (
+    Admitted,
+    CacheChanged,
+    Computed,
+    EngineStats,
+    Event,
+    Generated,
+    Mode,
+    Preempted,
+    Reserved,
+)
 from engine.load import load_of
 from kv_transfer.handoff import decode_messages as d
 from kv_transfer.handoff.decode_side import DecodeSide, Phase, Terms
@@ -169,8 +179,12 @@ class Requests:
                 self._forget(live)
                 self._refuse_with_load(live, reason, error.message)
 
-    def engine_says(self, event: Event) -> None:
-        """Take one event of a step; those of requests that ended meanwhile change nothing."""
+    def engine_says(self, events: list[Event]) -> None:
+        """Take the events of a step; those of requests that ended meanwhile change nothing."""
+        for event in events:
+            self._engine_says(event)
+
+    def _engine_says(self, event: Event) -> None:
         match event:
             case Generated():
                 self._generated(event)
@@ -180,8 +194,12 @@ class Requests:
                 self._admitted(event)
             case Preempted():
                 self._preempted(event)
+            case CacheChanged():
+                self._ports.on_cache_changed(event)
+            case Computed():
+                return  # nothing is computed here for others
             case _:
-                return
+                assert_never(event)
 
     def _preempted(self, event: Preempted) -> None:
         live = self._by_engine_id.get(event.request_id)

@@ -35,7 +35,7 @@ from decode_pool.receiving import Owner, Receiving
 from decode_pool.requests import Requests
 from decode_pool.stats import DecodeStats
 from decode_pool.token_outbox import TokenOutbox
-from engine.events import CacheChanged, Event
+from engine.events import Event
 from engine.load import load_of
 from kv_transfer.transport import Notification
 from kv_transfer.transports_seen import TransportsSeen
@@ -95,15 +95,11 @@ class DecodeWorker:
 
     def on_engine_events(self, events: list[Event]) -> None:
         """For `EngineThread`: the events of one step."""
-        for event in events:
-            if isinstance(event, CacheChanged):
-                self._inbox.put(partial(self._cache_changed, event=event))
-            else:
-                self._inbox.put(partial(Requests.engine_says, event=event))
+        self._inbox.put(lambda requests: requests.engine_says(events))
 
     def on_failure(self, error: BaseException) -> None:
         """For `EngineThread` and `TransferThread`: end `run` with what ended the thread."""
-        self._inbox.put(lambda _: _raise(error))
+        self._inbox.fail(error)
 
     def on_notification(self, notification: Notification) -> None:
         """For `TransferThread`: a peer's write has landed."""
@@ -121,10 +117,6 @@ class DecodeWorker:
 
     def _on_joined(self, live: LiveRequest, future: asyncio.Future[None]) -> None:
         self._inbox.put(lambda requests: requests.receiving.joined(live, future))
-
-    def _cache_changed(self, _: Requests, *, event: CacheChanged) -> None:
-        if self._ports is not None:
-            self._ports.on_cache_changed(event)
 
     # --- the process ------------------------------------------------------------------------
 
@@ -254,7 +246,3 @@ class _PrefillListener:
 
     def on_closed(self, stream: Stream[Any], reason: str) -> None:
         self._inbox.put(lambda requests: requests.receiving.peer_closed(stream, reason))
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error

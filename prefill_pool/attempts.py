@@ -26,7 +26,7 @@ from core.errors import RequestError
 from core.ids import HandoffId, RequestId
 from core.messages import HandoffFailed, HandoffProgress, HandoffSettled, PrefillAsk
 from engine.engine_thread import EngineThread
-from engine.events import Admitted, Computed, Event, Generated, Mode
+from engine.events import Admitted, CacheChanged, Computed, Event, Generated, Mode
 from kv_transfer.handoff import prefill_messages as p
 from kv_transfer.handoff import prefill_side
 from kv_transfer.handoff.agent_renewal import is_renewal_due
@@ -55,16 +55,18 @@ class Attempts:
     Args:
         terms: what this worker offers; `refuse` changes it.
         later: called from callbacks on the loop.
+        on_cache_changed: the cache ledger's writer.
         quarantine_s: patience with writes that do not end, see `is_renewal_due`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only wiring, called once
         self,
         terms: Terms,
         engine: EngineThread,
         pusher: Pusher,
         *,
         later: Later,
+        on_cache_changed: Callable[[CacheChanged], None],
         clock: Clock,
         quarantine_s: float,
     ) -> None:
@@ -72,6 +74,7 @@ class Attempts:
         self._engine = engine
         self._pusher = pusher
         self._later = later
+        self._on_cache_changed = on_cache_changed
         self._clock = clock
         self._quarantine_s = quarantine_s
         self._attempts: dict[HandoffId, _Attempt] = {}
@@ -135,8 +138,12 @@ class Attempts:
 
     # --- the engine says --------------------------------------------------------------------
 
-    def engine_says(self, event: Event) -> None:
-        """Take one event of a step; those of requests that ended meanwhile change nothing."""
+    def engine_says(self, events: list[Event]) -> None:
+        """Take the events of a step; those of requests that ended meanwhile change nothing."""
+        for event in events:
+            self._engine_says(event)
+
+    def _engine_says(self, event: Event) -> None:
         match event:
             case Admitted():
                 admitted = p.PromptAdmitted(event.block_ids, event.cached_tokens)
@@ -148,6 +155,8 @@ class Attempts:
                     event.sample_index, token_id, event.logprobs, event.finish_reason
                 )
                 self._by_engine_id(event.request_id, sampled)
+            case CacheChanged():
+                self._on_cache_changed(event)
             case _:
                 return
 

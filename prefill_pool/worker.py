@@ -17,7 +17,7 @@ from core.clock import Clock
 from core.config import Config
 from core.messages import DecodeToPrefill, PrefillAsk
 from core.worker_record import WorkerRecord
-from engine.events import CacheChanged, Event
+from engine.events import Event
 from engine.load import load_of
 from kv_transfer.handoff.prefill_side import Terms
 from kv_transfer.transport import Transport
@@ -47,7 +47,6 @@ class PrefillWorker:
         self._clock = clock
         self._inbox: Inbox[Attempts] = Inbox()
         self._attempts: Attempts | None = None
-        self._ports: PrefillPorts | None = None
         self.router_streams = RouterStreams()
 
     # --- StreamListener ---------------------------------------------------------------------
@@ -74,16 +73,11 @@ class PrefillWorker:
 
     def on_engine_events(self, events: list[Event]) -> None:
         """For `EngineThread`: the events of one step."""
-        for event in events:
-            if isinstance(event, CacheChanged):
-                if self._ports is not None:
-                    self._ports.on_cache_changed(event)
-            else:
-                self._inbox.put(partial(Attempts.engine_says, event=event))
+        self._inbox.put(lambda attempts: attempts.engine_says(events))
 
     def on_failure(self, error: BaseException) -> None:
         """For `EngineThread` and `TransferThread`: end `run` with what ended the thread."""
-        self._inbox.put(lambda _: _raise(error))
+        self._inbox.fail(error)
 
     # --- the process ------------------------------------------------------------------------
 
@@ -107,13 +101,13 @@ class PrefillWorker:
             ExceptionGroup: something failed that should not; the process must end.
         """
         record, fabric = self._record, self._config.kv_transfer
-        self._ports = ports
         pusher = Pusher(ports.fabric, record.boot, ports.on_transport)
         attempts = self._attempts = Attempts(
             Terms(record.layout, record.block_size, record.block_bytes, fabric.try_s),
             ports.engine,
             pusher,
             later=self._inbox.put,
+            on_cache_changed=ports.on_cache_changed,
             clock=self._clock,
             quarantine_s=fabric.quarantine_s,
         )
@@ -153,7 +147,3 @@ class PrefillWorker:
             stats = await ports.engine.call(lambda engine: engine.stats())
             self.router_streams.tell(load_of(stats, transfer_bytes_per_s=pusher.bytes_per_s))
             await asyncio.sleep(self._config.control_plane.heartbeat_s)
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 OwnerT = TypeVar("OwnerT")
 
@@ -26,9 +26,17 @@ class Inbox(Generic[OwnerT]):
         self._callbacks.append(callback)
         self._arrived.set()
 
+    def fail(self, error: BaseException) -> None:
+        """Have the owner's task raise `error`."""
+        self.put(lambda _: _raise(error))
+
     async def take(self) -> list[Callable[[OwnerT], None]]:
         """Wait until there is something, and take all of it, in the order put."""
         await self._arrived.wait()
         self._arrived.clear()
         callbacks, self._callbacks = self._callbacks, []
         return callbacks
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from core.block_hash import BlockHash
 from core.clock import ManualClock
 from core.ids import Attempt, BlockId, Boot, HandoffId, RequestId, WorkerId
 from core.messages import (
@@ -20,6 +21,7 @@ from core.messages import (
 )
 from core.request import EngineRequest
 from core.sampling_params import SamplingParams
+from engine.events import CacheChanged
 from kv_transfer.handoff.prefill_side import Terms
 from prefill_pool.attempts import Attempts
 
@@ -59,6 +61,7 @@ class World:
     def __init__(self) -> None:
         self.engine, self.stream = Engine(), Stream()
         self.callbacks: list[Callable[[Attempts], None]] = []
+        self.cache_changes: list[CacheChanged] = []
         engine: Any = self.engine
         pusher: Any = None  # nothing here gets as far as a write
         self.attempts = Attempts(
@@ -66,6 +69,7 @@ class World:
             engine,
             pusher,
             later=self.callbacks.append,
+            on_cache_changed=self.cache_changes.append,
             clock=ManualClock(),
             quarantine_s=5.0,
         )
@@ -112,3 +116,10 @@ async def test_what_the_engine_does_not_take_is_refused_and_forgotten() -> None:
     assert isinstance(refused, HandoffRefused)
     assert refused.message == "request r is here already"
     assert len(world.attempts) == 0
+
+
+async def test_the_ledger_hears_of_each_change_of_the_cache() -> None:
+    world = World()
+    changes = [CacheChanged((BlockHash(bytes(16)),), ()), CacheChanged((), ())]
+    world.attempts.engine_says([*changes])
+    assert world.cache_changes == changes
