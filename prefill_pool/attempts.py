@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from control_plane.rpc.interface import Stream
 from core.clock import Clock
 from core.errors import RequestError
-from core.ids import HandoffId, RequestId
+from core.ids import Boot, HandoffId, RequestId
 from core.messages import HandoffFailed, HandoffProgress, HandoffSettled, PrefillAsk
 from engine.engine_thread import EngineThread
 from engine.events import Admitted, CacheChanged, Computed, Event, Generated, Mode
@@ -79,6 +79,7 @@ class Attempts:
         self._quarantine_s = quarantine_s
         self._attempts: dict[HandoffId, _Attempt] = {}
         self._handoffs: dict[RequestId, HandoffId] = {}
+        self._streams: set[Stream[Any]] = set()
         self._tombstones = Tombstones()
         self._outcomes = Counter(dict.fromkeys(p.AttemptOutcome, 0))
         self._num_renewals = 0
@@ -93,6 +94,10 @@ class Attempts:
         self._terms = replace(self._terms, refusing=reason)
 
     # --- the decode worker says -------------------------------------------------------------
+
+    def stream_opened(self, stream: Stream[Any]) -> None:
+        """A decode worker connected, perhaps anew."""
+        self._streams.add(stream)
 
     def asked(self, stream: Stream[Any], ask: PrefillAsk) -> None:
         """Take or refuse a prompt."""
@@ -132,9 +137,19 @@ class Attempts:
 
     def stream_closed(self, stream: Stream[Any]) -> None:
         """Settle everything that was asked on a stream; nobody hears the answers."""
+        self._streams.discard(stream)
         for attempt in list(self._attempts.values()):
             if attempt.stream is stream:
                 self._advance(attempt, p.DecodeLost())
+        self._close_unless_in_use(stream.peer.name, stream.peer.boot)
+
+    def _close_unless_in_use(self, worker_id: str, boot: Boot) -> None:
+        """Let go of the fabric's connection to a decode worker's life that has no stream and no
+        attempt here: it ended, or will ask anew. Each would stay for ever else."""
+        is_here = any(stream.peer.boot == boot for stream in self._streams)
+        asks = (attempt.side.ask for attempt in self._attempts.values())
+        if not is_here and not any(ask.region.boot == boot for ask in asks):
+            self._pusher.forget(worker_id, boot)
 
     # --- the engine says --------------------------------------------------------------------
 
@@ -289,6 +304,8 @@ class Attempts:
         if effect.outcome is p.AttemptOutcome.FAILED:
             extra = {"request_id": effect.handoff.request_id}
             _log.warning("handoff %s failed: a write did", effect.handoff, extra=extra)
+        region = attempt.side.ask.region
+        self._close_unless_in_use(region.worker_id, region.boot)
         if not self._attempts:
             self.busy.clear()
 

@@ -1,6 +1,6 @@
 """Posts an attempt's writes: ids to spans, one notification a write, peers learnt on demand.
 
-    unknown -> learnt (region generation) -> a write FAILED: broken
+    unknown -> learnt (region generation) -> a write FAILED: broken, or its process left
        ^                                            | no write to it is pending
        '------- removed from the transport ---------'
 
@@ -39,9 +39,9 @@ OnEnd = Callable[[Poll], None]
 """Called with how the write ended: DONE, FAILED, or REFUSED where it was not posted."""
 
 
-def peer_name(region: RegionDescriptor) -> PeerName:
-    """Return the agent name of a region's owner."""
-    return PeerName(f"{region.worker_id}@{region.boot}")
+def peer_name(worker_id: str, boot: Boot) -> PeerName:
+    """Return the agent name of a worker's life."""
+    return PeerName(f"{worker_id}@{boot}")
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Pusher:
         region = ask.region
         peer = self._learn(region)
         remote = RemoteRegion(
-            peer=peer_name(region),
+            peer=peer_name(region.worker_id, region.boot),
             boot=region.boot,
             address=region.address,
             num_bytes=region.num_bytes,
@@ -132,6 +132,15 @@ class Pusher:
         peer.num_pending += 1
         written.add_done_callback(partial(self._ended, posted))
 
+    def forget(self, worker_id: str, boot: Boot) -> None:
+        """Close the connection to a worker's life, to which no write is pending. The next write
+        opens one anew."""
+        name = peer_name(worker_id, boot)
+        peer = self._peers.get(name)
+        if peer is not None:
+            assert not peer.num_pending, f"{name} is forgotten under a write"
+            self._remove(name)
+
     async def renew(self, make: Callable[[], Transport]) -> None:
         """Destroy the agent and go on with a new one; writes pushed from now on are the new one's.
 
@@ -143,7 +152,7 @@ class Pusher:
 
     def _learn(self, region: RegionDescriptor) -> _Peer:
         """Add the peer, again when its region moved."""
-        name = peer_name(region)
+        name = peer_name(region.worker_id, region.boot)
         peer = self._peers.setdefault(name, _Peer())
         if peer.generation != region.generation:
             peer.generation = region.generation
@@ -190,9 +199,12 @@ class Pusher:
         """Have the next write connect anew; a peer of an agent that was destroyed is gone."""
         name, peer = posted.peer_name, posted.peer
         if peer.is_broken and not peer.num_pending and self._peers.get(name) is peer:
-            del self._peers[name]
-            removed = self._fabric.call(lambda transport: transport.remove_peer(name))
-            removed.add_done_callback(_forgive_a_stopped_fabric)
+            self._remove(name)
+
+    def _remove(self, name: PeerName) -> None:
+        del self._peers[name]
+        removed = self._fabric.call(lambda transport: transport.remove_peer(name))
+        removed.add_done_callback(_forgive_a_stopped_fabric)
 
     def _measure(self, outcome: WriteOutcome) -> None:
         speed = outcome.num_bytes / max(outcome.seconds, 1e-9)

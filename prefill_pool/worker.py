@@ -53,6 +53,7 @@ class PrefillWorker:
 
     def on_open(self, stream: Stream[Any]) -> None:
         """A decode worker connected."""
+        self._inbox.put(lambda attempts: attempts.stream_opened(stream))
 
     def on_message(self, stream: Stream[Any], message: DecodeToPrefill) -> None:
         """An ask or a settle."""

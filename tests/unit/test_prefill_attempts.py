@@ -21,8 +21,11 @@ from core.messages import (
 )
 from core.request import EngineRequest
 from core.sampling_params import SamplingParams
-from engine.events import CacheChanged
+from core.worker_record import Hello
+from engine.events import Admitted, CacheChanged, Computed, Generated, Mode
+from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.handoff.prefill_side import Terms
+from kv_transfer.transport import Poll, WriteState
 from prefill_pool.attempts import Attempts
 
 pytestmark = pytest.mark.anyio
@@ -49,21 +52,36 @@ class Stream:
     """Keeps what was sent."""
 
     def __init__(self) -> None:
+        self.peer = Hello("decode", "d", Boot("d"))
         self.sent: list[Any] = []
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
 
+class Writes:
+    """A `Pusher` whose writes end when the test says."""
+
+    def __init__(self) -> None:
+        self.ends: list[Callable[[Poll], None]] = []
+        self.forgotten: list[tuple[str, Boot]] = []
+
+    def push(self, ask: PrefillAsk, push: Push, on_end: Callable[[Poll], None]) -> None:
+        self.ends.append(on_end)
+
+    def forget(self, worker_id: str, boot: Boot) -> None:
+        self.forgotten.append((worker_id, boot))
+
+
 class World:
     """The attempts, an engine and a decode worker's stream."""
 
     def __init__(self) -> None:
-        self.engine, self.stream = Engine(), Stream()
+        self.engine, self.stream, self.writes = Engine(), Stream(), Writes()
         self.callbacks: list[Callable[[Attempts], None]] = []
         self.cache_changes: list[CacheChanged] = []
         engine: Any = self.engine
-        pusher: Any = None  # nothing here gets as far as a write
+        pusher: Any = self.writes
         self.attempts = Attempts(
             Terms("layout", 16, 64, 10.0),
             engine,
@@ -73,6 +91,28 @@ class World:
             clock=ManualClock(),
             quarantine_s=5.0,
         )
+
+        self.open(self.stream)
+
+    def open(self, stream: Any) -> None:
+        self.attempts.stream_opened(stream)
+
+    def close(self, stream: Any) -> None:
+        self.attempts.stream_closed(stream)
+
+    def compute(self) -> None:
+        name = RequestId(str(HANDOFF))
+        admitted = Admitted(name, Mode.PREFILL, (BlockId(3),), 0)
+        token = Generated(name, 0, 0, (7,))
+        self.attempts.engine_says([admitted, Computed(name, 2), token])
+
+    def end_write(self, poll: Poll) -> None:
+        self.writes.ends.pop(0)(poll)
+        self.run_callbacks()
+
+    def run_callbacks(self) -> None:
+        while self.callbacks:
+            self.callbacks.pop(0)(self.attempts)
 
     def ask(self) -> None:
         region = RegionDescriptor(WorkerId("d"), Boot("d"), 0, 0, 640, 64, "layout", b"")
@@ -88,8 +128,7 @@ class World:
         else:
             answer.set_exception(error)
         await asyncio.sleep(0)  # its callbacks
-        while self.callbacks:
-            self.callbacks.pop(0)(self.attempts)
+        self.run_callbacks()
 
 
 async def test_a_name_that_is_in_use_fails_the_second_ask_and_keeps_the_first_attempt() -> None:
@@ -123,3 +162,44 @@ async def test_the_ledger_hears_of_each_change_of_the_cache() -> None:
     changes = [CacheChanged((BlockHash(bytes(16)),), ()), CacheChanged((), ())]
     world.attempts.engine_says([*changes])
     assert world.cache_changes == changes
+
+
+async def test_a_connection_goes_with_the_last_write_to_a_worker_that_left() -> None:
+    world = World()
+    world.ask()
+    await world.answer(None)
+    world.compute()
+    world.close(world.stream)
+    assert world.writes.forgotten == [], "a write is under way, and closing would fail it"
+    world.end_write(Poll(WriteState.DONE))
+    assert world.writes.forgotten == [("d", Boot("d"))]
+
+
+async def test_it_goes_with_the_stream_when_nothing_is_under_way() -> None:
+    world = World()
+    world.ask()
+    await world.answer(None)
+    world.compute()
+    world.end_write(Poll(WriteState.DONE))
+    assert len(world.attempts) == 0
+    assert world.writes.forgotten == [], "it may ask again"
+    again = Stream()
+    world.open(again)
+    world.close(world.stream)
+    assert world.writes.forgotten == [], "it had connected anew"
+    world.close(again)
+    assert world.writes.forgotten == [("d", Boot("d"))]
+
+
+async def test_a_write_that_was_not_posted_keeps_no_block() -> None:
+    world = World()
+    world.ask()
+    await world.answer(None)
+    world.compute()
+    world.stream.sent.clear()
+    world.end_write(Poll(WriteState.REFUSED, "unknown peer"))
+    assert world.stream.sent == [HandoffFailed(HANDOFF, "unknown peer")]
+    assert len(world.attempts) == 0
+    stream: Any = world.stream
+    world.attempts.settle(stream, HANDOFF)
+    assert world.stream.sent[-1] == HandoffSettled(HANDOFF)

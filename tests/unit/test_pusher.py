@@ -190,3 +190,13 @@ async def test_a_write_that_was_not_posted_is_told_so_and_leaves_the_connection(
     assert await raising == Poll(WriteState.REFUSED, "the fabric stopped")
     assert writer.fabric.connections.calls == [("add", "decode-0@there")]
     assert writer.pusher.num_failed == 2
+
+
+async def test_a_worker_that_left_is_removed_from_the_fabric() -> None:
+    writer = Writer()
+    await writer.push(1)
+    writer.pusher.forget("decode-0", Boot("another life"))
+    writer.pusher.forget("decode-0", Boot("there"))
+    writer.pusher.forget("decode-0", Boot("there"))
+    peer = "decode-0@there"
+    assert writer.fabric.connections.calls == [("add", peer), ("remove", peer)]
