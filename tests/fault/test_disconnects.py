@@ -55,7 +55,7 @@ def leave_and_expect_idle(cluster: Cluster, *asked: Asked) -> None:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "whole"])
 def test_in_the_queue(cluster: Cluster, stream: bool) -> None:
-    first = Asked(cluster.url, prompt_of(3000, 1 + stream), 8, stream=stream, disaggregate="always")
+    first = Asked(cluster.url, prompt_of(6000, 1 + stream), 8, stream=stream, disaggregate="always")
     until(in_state(cluster, "receiving"), "the first receives")
     second = Asked(
         cluster.url, prompt_of(3000, 3 + stream), 8, stream=stream, disaggregate="always"
@@ -64,6 +64,7 @@ def test_in_the_queue(cluster: Cluster, stream: bool) -> None:
     second.leave()
     until(in_state(cluster, "waiting", 0), "nobody waits", timeout_s=IDLE_WITHIN_S)
     assert in_state(cluster, "receiving")(), "the other goes on"
+    assert not first.tokens, "nobody waits because the other is through"
     first.expect_mock_answer()
     wait_idle(cluster, *WORKERS, timeout_s=IDLE_WITHIN_S)
 
