@@ -18,7 +18,7 @@ class WorkerApp:
 
     Args:
         refresh: brings what `registry` shows up to date; awaited before each scrape.
-        is_ready: whether the worker is registered and serves.
+        is_ready: see `deploy.worker_health`.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class WorkerApp:
         registry: CollectorRegistry,
         *,
         refresh: Callable[[], Awaitable[None]],
-        is_ready: Callable[[], bool],
+        is_ready: Callable[[], Awaitable[bool]],
     ) -> None:
         self._registry = registry
         self._refresh = refresh
@@ -45,7 +45,7 @@ class WorkerApp:
             case "/health" | "/health/live":
                 await send_bytes(send, 200, b'{"status":"ok"}', [(b"content-type", _JSON)])
             case "/health/ready":
-                is_ready = self._is_ready()
+                is_ready = await self._is_ready()
                 body = b'{"status":"ready"}' if is_ready else b'{"status":"not ready"}'
                 status = 200 if is_ready else 503
                 await send_bytes(send, status, body, [(b"content-type", _JSON)])

@@ -32,9 +32,11 @@ from deploy.cache_news import CacheNews
 from deploy.options import WorkerOptions
 from deploy.process_end import ProcessEnd
 from deploy.readiness import Readiness, announce
+from deploy.worker_health import WorkerHealth
 from deploy.worker_http import WorkerApp
 from deploy.worker_parts import WorkerParts, start_parts
 from kv_transfer.nixl_transport import NixlTransport
+from kv_transfer.transport import Health
 from prefill_pool.ports import PrefillPorts
 from prefill_pool.worker import PrefillWorker
 from router.web.server import ApiServer
@@ -83,6 +85,7 @@ class _WorkerProcess:
         self._clock = clock
         self._end = end
         self._parts: WorkerParts
+        self._health: WorkerHealth
         self._record: WorkerRecord
         self._registration: RegistrationHandle
         self._ledger: LedgerWriter
@@ -98,7 +101,10 @@ class _WorkerProcess:
             rpc.listen("router", parts.worker.router_streams)
         else:
             rpc.listen("router", parts.worker)
-        app = WorkerApp(parts.metrics.registry, refresh=self._refresh, is_ready=self._is_ready)
+        self._health = WorkerHealth(self._fabric_health)
+        app = WorkerApp(
+            parts.metrics.registry, refresh=self._refresh, is_ready=self._health.is_ready
+        )
         http = ApiServer(app, options.listen_host, 0)
         # The record is whole before the first stream: a handshake shows it.
         self._record = replace(
@@ -155,11 +161,12 @@ class _WorkerProcess:
     async def registered(self) -> None:
         """Return once the worker's entry is in etcd, however long etcd is away."""
         await self._registration.wait_registered()
+        self._health.registered()
 
     async def readiness(self) -> Readiness:
         """Return what the launcher prints."""
         record = self._record
-        health = await self._parts.fabric.call(lambda transport: transport.health())
+        health = await self._fabric_health()
         return Readiness(
             name=record.worker_id,
             pid=record.pid,
@@ -171,6 +178,7 @@ class _WorkerProcess:
 
     async def drain(self) -> None:
         """Take nothing new, and wait for what runs, at most `DRAIN_S`."""
+        self._health.draining()
         self._parts.worker.refuse("draining")
         for _ in range(round(DRAIN_S / _DRAIN_POLL_S)):
             if not self._num_open():
@@ -194,8 +202,8 @@ class _WorkerProcess:
             layout=record.layout,
         )
 
-    def _is_ready(self) -> bool:
-        return self._registration.entry is not None
+    def _fabric_health(self) -> asyncio.Future[Health]:
+        return self._parts.fabric.call(lambda transport: transport.health())
 
     def _transport_seen(self, transport: str) -> None:
         """Correct what is registered: at the start, nothing had been written yet."""
@@ -207,7 +215,7 @@ class _WorkerProcess:
         """Take fresh snapshots for a scrape."""
         parts = self._parts
         parts.metrics.show_engine(await parts.engine.call(lambda engine: engine.stats()))
-        health = await parts.fabric.call(lambda transport: transport.health())
+        health = await self._fabric_health()
         seen = self._registration.record.transport  # of inbound writes, too
         parts.metrics.fabric.show(replace(health, transport=seen))
 
