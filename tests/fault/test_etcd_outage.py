@@ -100,7 +100,10 @@ def test_frozen_beyond_every_lease(cluster: Cluster) -> None:
             frozen_at, served = clock.now(), len(answered)
             until(lambda: clock.now() - frozen_at > FROZEN_S, "frozen long enough", poll_s=0.2)
             assert len(answered) > served + 10, "traffic went on"
-            assert {one["state"] for one in statuses(cluster).values()} == {"live"}
+            seen = statuses(cluster).values()
+            assert {one["state"] for one in seen} == {"live"}
+            ready = [f"http://{one['metrics_address']}/health/ready" for one in seen]
+            assert {cluster.http.get(url).status_code for url in ready} == {200}
         finally:
             etcd.resume()
         # Keys vanish and come back; the streams that live are kept meanwhile.
