@@ -15,8 +15,10 @@ from torch.nn import functional
 from engine.kernels.attention_batch import Chunk, DecodeGroup
 from engine.kernels.paged_kv import PagedKv
 
-QUERY_TILE = 128
-"""Queries of a chunk computed at once: half of a causal square is then never multiplied."""
+QUERY_TILE = 64
+"""Queries of a chunk computed at once: nearly half of a causal square is then never multiplied, and
+scores stay in the cache. One layer's attention of a 512-token prompt alone, bf16, one thread: 3.7 ms
+against 4.9 with tiles of 128; of a whole step it saves 0 to 1%."""
 
 
 def attend_group(queries: Tensor, layer: int, pool: PagedKv, group: DecodeGroup) -> Tensor:
