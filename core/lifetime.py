@@ -74,13 +74,31 @@ class Lifetime:
         return None if start is None or end is None else max(0.0, end - start)
 
 
+class PrefillDecision(enum.StrEnum):
+    """Where a request's prompt was computed, and why there."""
+
+    DISAGGREGATED = "disaggregated"
+    """By a prefill worker."""
+
+    LOCAL = "local"
+    """By the decode worker, as the router chose."""
+
+    LOCAL_HIT = "local_hit"
+    """By the decode worker, which held all reusable blocks."""
+
+    FALLBACK = "fallback"
+    """By the decode worker, since no prefill worker served it."""
+
+    COLOCATED = "colocated"
+    """By a worker of role both."""
+
+
 class RequestTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request's path as its decode worker tells the router, with its first token; all
     durations in s.
 
     Attributes:
-        decision: why it went this way: "disaggregated", "local" (by choice), "local_hit" (decode
-            held all reusable blocks), "fallback" (no prefill worker served it), "colocated".
+        decision: why it went this way.
         cached_tokens: prompt tokens that no worker computed.
         prefill_queue_s: at the prefill worker; None where the decode worker computed the prompt,
             which waits for its blocks alone (`reservation_wait_s`).
@@ -90,7 +108,7 @@ class RequestTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     decode_worker: str
-    decision: str
+    decision: PrefillDecision
     prefill_worker: str | None = None
     attempt: int = 1
     cached_tokens: int = 0

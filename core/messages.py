@@ -1,11 +1,11 @@
 """What processes say to each other. Plain values; `control_plane.rpc` puts them into protobuf.
 
-router -> worker (role decode or both):  StartRequest, AbortRequest
-worker -> router:                        TokenBatch, RequestRefused, RequestFailed, PathReport,
-WorkerLoad
-decode -> prefill:                       PrefillAsk, SettleHandoff
-prefill -> decode:                       HandoffProgress, FirstTokens, HandoffRefused,
-HandoffFailed, HandoffSettled
+    router -> worker (role decode or both)   StartRequest, AbortRequest
+    worker -> router                         TokenBatch, PathReport, RequestRefused, RequestFailed,
+                                             WorkerLoad
+    decode -> prefill                        PrefillAsk, SettleHandoff
+    prefill -> decode                        HandoffProgress, FirstTokens, HandoffRefused,
+                                             HandoffFailed, HandoffSettled
 
 Remaining time crosses, never a deadline: clocks differ between machines.
 """
@@ -156,7 +156,8 @@ class PrefillAsk(msgspec.Struct, frozen=True):
             sample nothing.
         first_block: index, in the prompt, of the first block that decode lacks.
         blocks: decode's reserved blocks for prompt blocks `first_block`, `first_block + 1`, ...
-        remaining_s: time left for this try.
+        remaining_s: the time that the request has left; a try has no limit of its own, it ends
+            when nothing was heard of it for `kv_transfer.try_s`.
     """
 
     handoff: HandoffId
@@ -209,7 +210,8 @@ class HandoffRefused(msgspec.Struct, frozen=True):
     """Prefill to decode: nothing was started and nothing was or will be written.
 
     Attributes:
-        reason: "overloaded", "wrong_role", "draining", "layout", "settled", "stale".
+        reason: "overloaded", "context_length_exceeded", "wrong_role", "draining", "layout",
+            "settled", "invalid" (its name is in use, or its fields disagree).
     """
 
     handoff: HandoffId

@@ -8,7 +8,7 @@ from typing import Any
 
 from control_plane.rpc.interface import Stream
 from core.ids import RequestId
-from core.lifetime import Duration, Lifetime, RequestTrace
+from core.lifetime import Duration, Lifetime, PrefillDecision, RequestTrace
 from core.messages import FirstTokens, StartRequest
 from kv_transfer.handoff.decode_side import DecodeSide, Phase
 
@@ -29,18 +29,8 @@ class RequestState(enum.StrEnum):
     SETTLING = "settling"
 
 
-class Decision(enum.StrEnum):
-    """Why a request's prompt was computed where it was; see `core.lifetime.RequestTrace`."""
-
-    DISAGGREGATED = "disaggregated"
-    LOCAL = "local"
-    LOCAL_HIT = "local_hit"
-    FALLBACK = "fallback"
-    COLOCATED = "colocated"
-
-
 @dataclass(slots=True)
-class Path:
+class TracePath:
     """What a request's trace is made of, as far as it is known.
 
     Attributes:
@@ -48,7 +38,7 @@ class Path:
         blocks_asked: prompt blocks that the current attempt brings.
     """
 
-    decision: Decision
+    decision: PrefillDecision
     prefill_worker: str | None = None
     trial: int = 1
     cached_tokens: int | None = None
@@ -61,7 +51,7 @@ class Path:
         if self.cached_tokens is None:
             self.cached_tokens = num_tokens
 
-    def computed_here(self, decision: Decision) -> None:
+    def computed_here(self, decision: PrefillDecision) -> None:
         """The prompt is computed here after all."""
         self.decision = decision
         self.prefill_worker = None
@@ -87,7 +77,7 @@ class LiveRequest:
     stream: Stream[Any]
     engine_id: RequestId
     deadline: float
-    path: Path
+    path: TracePath
     next_index: list[int]
     side: DecodeSide | None = None
     state: RequestState = RequestState.WAITING

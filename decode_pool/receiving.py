@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from control_plane.rpc.interface import Stream
 from core.clock import Clock
 from core.ids import Boot, HandoffId, RequestId
-from core.lifetime import Duration, Stamp
+from core.lifetime import Duration, PrefillDecision, Stamp
 from core.messages import (
     HandoffProgress,
     HandoffSettled,
@@ -32,7 +32,7 @@ from core.messages import (
     RegionDescriptor,
     WriteNotification,
 )
-from decode_pool.live_request import Decision, LiveRequest, RequestState
+from decode_pool.live_request import LiveRequest, RequestState
 from decode_pool.prefill_peers import PrefillPeers
 from decode_pool.stats import EXPOSED_BUCKETS_S, Histogram
 from engine.engine_thread import EngineThread
@@ -255,7 +255,7 @@ class Receiving:
                 self._engine.post(partial(_retry, effect=effect, engine_id=live.engine_id))
             case d.ComputeLocally():
                 live.state = RequestState.WAITING
-                live.path.computed_here(Decision.FALLBACK)
+                live.path.computed_here(PrefillDecision.FALLBACK)
                 self._engine.post(partial(_compute, effect=effect, engine_id=live.engine_id))
             case d.EndReservation():
                 self._engine.post(

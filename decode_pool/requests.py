@@ -25,7 +25,7 @@ from core.clock import Clock
 from core.config import KvTransferConfig
 from core.errors import RequestError
 from core.ids import Attempt, HandoffId, RequestId
-from core.lifetime import Stamp
+from core.lifetime import PrefillDecision, Stamp
 from core.messages import (
     AbortRequest,
     PathReport,
@@ -36,13 +36,7 @@ from core.messages import (
 )
 from core.request import TokenUpdate
 from core.worker_record import Role, WorkerRecord
-from decode_pool.live_request import (
-    Decision,
-    LiveRequest,
-    Path,
-    RequestState,
-    engine_id_of,
-)
+from decode_pool.live_request import LiveRequest, RequestState, TracePath, engine_id_of
 from decode_pool.ports import DecodePorts
 from decode_pool.receiving import OnAnswer, Owner, Receiving
 from decode_pool.stats import DecodeStats
@@ -60,7 +54,7 @@ from engine.events import (
 )
 from engine.load import load_of
 from kv_transfer.handoff import decode_messages as d
-from kv_transfer.handoff.decode_side import DecodeSide, Phase, Terms
+from kv_transfer.handoff.decode_side import DecodeSide, DecodeTerms, Phase
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +84,7 @@ class Requests:
         self._live: dict[RequestId, LiveRequest] = {}
         self._by_engine_id: dict[RequestId, LiveRequest] = {}
         self._handing_off: dict[RequestId, LiveRequest] = {}
-        self._decisions = Counter(dict.fromkeys(Decision, 0))
+        self._decisions = Counter(dict.fromkeys(PrefillDecision, 0))
         self._refusing = ""
         self.receiving = make_receiving(self)
 
@@ -226,7 +220,7 @@ class Requests:
         if live is None:
             return
         if live.is_handing_off:
-            live.path.computed_here(Decision.LOCAL_HIT)
+            live.path.computed_here(PrefillDecision.LOCAL_HIT)
             self.receiving.advance(live, d.FoundLocally())
         live.state = RequestState.RUNNING
         now = self._clock.now()
@@ -314,19 +308,19 @@ class Requests:
         now = self._clock.now()
         request = message.request
         is_colocated = self._record.role is Role.BOTH
-        decision = Decision.DISAGGREGATED if message.candidates else Decision.LOCAL
+        decision = PrefillDecision.DISAGGREGATED if message.candidates else PrefillDecision.LOCAL
         outputs = request.outputs or ((),) * request.sampling.n
         live = LiveRequest(
             start=message,
             stream=stream,
             engine_id=engine_id_of(message),
             deadline=now + message.remaining_s,
-            path=Path(Decision.COLOCATED if is_colocated else decision),
+            path=TracePath(PrefillDecision.COLOCATED if is_colocated else decision),
             next_index=[len(tokens) for tokens in outputs],
         )
         live.lifetime.stamp(Stamp.RECEIVED, now)
-        if live.path.decision is Decision.DISAGGREGATED:
-            terms = Terms(
+        if live.path.decision is PrefillDecision.DISAGGREGATED:
+            terms = DecodeTerms(
                 boot=self._record.boot,
                 block_size=self._record.block_size,
                 candidates=message.candidates,

@@ -6,7 +6,8 @@ from bisect import bisect_left
 
 import msgspec
 
-from decode_pool.live_request import Decision, RequestState
+from core.lifetime import PrefillDecision
+from decode_pool.live_request import RequestState
 from kv_transfer.handoff.decode_messages import AttemptOutcome
 
 EXPOSED_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -44,7 +45,7 @@ class DecodeStats(msgspec.Struct, frozen=True):
 
     requests_by_state: dict[RequestState, int]
     handoffs_by_outcome: dict[AttemptOutcome, int]
-    decisions: dict[Decision, int]
+    decisions: dict[PrefillDecision, int]
     exposed_transfer: tuple[tuple[int, ...], float]
     quarantined_attempts: int
     quarantine_s: float

@@ -30,7 +30,7 @@ from engine.events import Admitted, CacheChanged, Computed, Event, Generated, Mo
 from kv_transfer.handoff import prefill_messages as p
 from kv_transfer.handoff import prefill_side
 from kv_transfer.handoff.agent_renewal import is_renewal_due
-from kv_transfer.handoff.prefill_side import PrefillSide, Terms
+from kv_transfer.handoff.prefill_side import PrefillSide, PrefillTerms
 from kv_transfer.handoff.tombstones import Tombstones
 from kv_transfer.transport import Poll, WriteState
 from prefill_pool.pusher import Pusher
@@ -61,7 +61,7 @@ class Attempts:
 
     def __init__(  # noqa: PLR0913 - keyword-only wiring, called once
         self,
-        terms: Terms,
+        terms: PrefillTerms,
         engine: EngineThread,
         pusher: Pusher,
         *,
@@ -279,7 +279,7 @@ class Attempts:
         except ValueError as error:  # a peer's slip (a name twice, fields that disagree)
             extra = {"request_id": attempt.side.ask.handoff.request_id}
             _log.error("the engine does not take an ask: %s", error, extra=extra)
-            self._advance(attempt, p.EngineRefused("stale", str(error)))
+            self._advance(attempt, p.EngineRefused("invalid", str(error)))
 
     def _on_write_end(self, attempt: _Attempt, number: int, end: Poll) -> None:
         event = _write_event(number, end)

@@ -19,7 +19,7 @@ from core.messages import DecodeToPrefill, PrefillAsk
 from core.worker_record import WorkerRecord
 from engine.events import Event
 from engine.load import load_of
-from kv_transfer.handoff.prefill_side import Terms
+from kv_transfer.handoff.prefill_side import PrefillTerms
 from kv_transfer.transport import Transport
 from prefill_pool.attempts import Attempts
 from prefill_pool.ports import PrefillPorts
@@ -104,7 +104,7 @@ class PrefillWorker:
         record, fabric = self._record, self._config.kv_transfer
         pusher = Pusher(ports.fabric, record.boot, ports.on_transport)
         attempts = self._attempts = Attempts(
-            Terms(record.layout, record.block_size, record.block_bytes, fabric.try_s),
+            PrefillTerms(record.layout, record.block_size, record.block_bytes, fabric.try_s),
             ports.engine,
             pusher,
             later=self._inbox.put,

@@ -16,7 +16,7 @@ from core.clock import Clock, SystemClock
 from core.config import Config, ControlPlaneConfig
 from core.errors import PeerUnavailable
 from core.ids import RequestId, WorkerId, new_boot
-from core.lifetime import RequestTrace
+from core.lifetime import PrefillDecision, RequestTrace
 from core.messages import (
     AbortRequest,
     PathReport,
@@ -145,7 +145,7 @@ class FakeWorker:
             request = start.request
             if not any(request.outputs) and not any(done.values()):
                 candidate = start.candidates[0].worker_id if start.candidates else None
-                path = "disaggregated" if candidate else "local"
+                path = PrefillDecision.DISAGGREGATED if candidate else PrefillDecision.LOCAL
                 trace = RequestTrace(self.name, path, candidate, cached_tokens=start.dispatch)
                 self.say(PathReport(request_id, start.dispatch, trace))
             for sample, index in list(done.items()):

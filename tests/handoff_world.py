@@ -337,7 +337,7 @@ class HandoffWorld:
         message = connection.to_prefill.popleft()
         handoff = message.handoff
         if isinstance(message, PrefillAsk):
-            terms = prefill_side.Terms("layout", BLOCK, 1, TRY_S)
+            terms = prefill_side.PrefillTerms("layout", BLOCK, 1, TRY_S)
             is_settled = handoff in prefill.tombstones
             side, effects = prefill_side.receive(message, terms, self.now, is_settled=is_settled)
             prefill.asked_on[handoff] = connection
@@ -463,7 +463,7 @@ class HandoffWorld:
         request_id = RequestId(str(len(self.requests) + 1))
         sampling = SamplingParams(n=len(ends))
         order = [self.prefills[first], self.prefills[1 - first]]
-        terms = decode_side.Terms(
+        terms = decode_side.DecodeTerms(
             boot=HERE,
             block_size=BLOCK,
             candidates=tuple(PrefillCandidate(WorkerId(w.boot), w.boot, "") for w in order),

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from core.errors import RequestError
 from core.ids import RequestId
-from core.lifetime import Lifetime, RequestTrace, Stamp
+from core.lifetime import Lifetime, PrefillDecision, RequestTrace, Stamp
 from core.request import EngineRequest, FinishReason, TokenLogprobs, TokenUpdate
 from router.dispatch.interface import GenerateRequest, ServedModel
 from router.text.text_model import TextModel
@@ -15,7 +15,7 @@ Script = Callable[[EngineRequest], AsyncIterator[Sequence[TokenUpdate]]]
 
 TRACE = RequestTrace(
     decode_worker="decode-0",
-    decision="disaggregated",
+    decision=PrefillDecision.DISAGGREGATED,
     prefill_worker="prefill-0",
     cached_tokens=3,
     blocks_transferred=2,

@@ -6,6 +6,7 @@ field that one of them lacks fails when this module's user is imported. Presence
 
 from __future__ import annotations
 
+import enum
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -127,6 +128,8 @@ def _field_codec(hint: Any) -> _FieldCodec:
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         nested = struct_codec(hint)
         return _FieldCodec(nested.encode, nested.decode)
+    if isinstance(hint, type) and issubclass(hint, enum.StrEnum):
+        return _FieldCodec(str, hint)
     if hint in _SCALARS:
         return _FieldCodec(_as_it_is, _as_it_is)
     msg = f"no protobuf form for {hint}"

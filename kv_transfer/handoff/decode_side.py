@@ -80,7 +80,7 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
-class Terms(msgspec.Struct, frozen=True):
+class DecodeTerms(msgspec.Struct, frozen=True):
     """What does not change over a request's attempts.
 
     Attributes:
@@ -114,7 +114,7 @@ class DecodeSide(msgspec.Struct, frozen=True):
         first_tokens: as this attempt sampled them; empty until they come, and when forced.
     """
 
-    terms: Terms
+    terms: DecodeTerms
     request: EngineRequest
     handoff: HandoffId
     phase: Phase = Phase.QUEUED

@@ -72,7 +72,7 @@ class Stage(enum.Enum):
     OVER = "over"
 
 
-class Terms(msgspec.Struct, frozen=True):
+class PrefillTerms(msgspec.Struct, frozen=True):
     """What this worker offers.
 
     Attributes:
@@ -145,7 +145,7 @@ Step = tuple[PrefillSide, tuple[Effect, ...]]
 
 
 def receive(
-    ask: PrefillAsk, terms: Terms, now: float, *, is_settled: bool
+    ask: PrefillAsk, terms: PrefillTerms, now: float, *, is_settled: bool
 ) -> tuple[PrefillSide | None, tuple[Effect, ...]]:
     """Take or refuse an ask.
 
@@ -200,7 +200,7 @@ def advance(state: PrefillSide, event: Event, now: float) -> Step:
             assert_never(event)
 
 
-def _refusal(ask: PrefillAsk, terms: Terms, *, is_settled: bool) -> tuple[str, str] | None:
+def _refusal(ask: PrefillAsk, terms: PrefillTerms, *, is_settled: bool) -> tuple[str, str] | None:
     region = ask.region
     if is_settled:
         return "settled", "settled before it was asked"

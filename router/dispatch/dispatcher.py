@@ -28,7 +28,7 @@ from core.clock import Clock
 from core.config import Config
 from core.errors import RequestError
 from core.ids import Boot, RequestId, WorkerId
-from core.lifetime import Lifetime
+from core.lifetime import Lifetime, PrefillDecision
 from core.messages import (
     AbortRequest,
     PathReport,
@@ -350,8 +350,9 @@ class RouterDispatcher:
         if live is None or report.dispatch != live.state.number or live.decision is None:
             return
         trace = report.trace
-        if trace.decision == "local" and live.decision.reason is Reason.FALLBACK:
-            trace = msgspec.structs.replace(trace, decision="fallback")
+        is_local = trace.decision is PrefillDecision.LOCAL
+        if is_local and live.decision.reason is Reason.FALLBACK:  # the worker was not told why
+            trace = msgspec.structs.replace(trace, decision=PrefillDecision.FALLBACK)
         live.stream.report(trace, live.state.num_dispatches)
 
     # -- what machines want ----------------------------------------------------------------------

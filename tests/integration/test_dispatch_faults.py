@@ -12,7 +12,7 @@ from control_plane.registry import WorkerSuspect
 from core.block_hash import hash_blocks
 from core.errors import RequestError
 from core.ids import Boot, RequestId
-from core.lifetime import RequestTrace
+from core.lifetime import PrefillDecision, RequestTrace
 from core.messages import (
     AbortRequest,
     PathReport,
@@ -218,7 +218,7 @@ async def test_a_stranger_is_told_once_to_stop(cluster: Cluster) -> None:
         worker.say(TokenBatch((TokenUpdate(RequestId("ghost"), 0, 4, index, (1,)),)))
     worker.say(RequestFailed(RequestId("ghost"), 4, "x", retriable=True))
     worker.say(RequestRefused(RequestId("ghost"), 4, "draining", "x"))
-    worker.say(PathReport(RequestId("ghost"), 4, RequestTrace("d0", "local")))
+    worker.say(PathReport(RequestId("ghost"), 4, RequestTrace("d0", PrefillDecision.LOCAL)))
     await settle()
     assert worker.aborted == [AbortRequest(RequestId("ghost"), 4)]
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from control_plane.rpc import codec
 from core.ids import RequestId
-from core.messages import AbortRequest, TokenBatch
+from core.lifetime import PrefillDecision, RequestTrace
+from core.messages import AbortRequest, PathReport, TokenBatch
 from core.worker_record import Hello
 
 UINT32 = st.integers(0, 2**32 - 1)
@@ -99,6 +100,17 @@ def test_a_batch_that_announces_other_counts_is_an_error() -> None:
 def test_an_empty_batch_survives() -> None:
     batch = TokenBatch(())
     assert codec.messages_of(codec.Frame.FromString(codec.encode(batch))) == [batch]
+
+
+def test_a_decision_is_one_of_those_that_both_sides_know() -> None:
+    report = PathReport(RequestId("r"), 1, RequestTrace("d0", PrefillDecision.LOCAL))
+    frame = codec.Frame.FromString(codec.encode(report))
+    (read,) = codec.messages_of(frame)
+    assert isinstance(read, PathReport)
+    assert read.trace.decision is PrefillDecision.LOCAL
+    frame.messages[0].path_report.trace.decision = "elsewhere"
+    with pytest.raises(ValueError, match="elsewhere"):
+        codec.messages_of(frame)
 
 
 def test_a_field_out_of_range_is_the_senders_error() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import RequestError
 from core.ids import RequestId
-from core.lifetime import Lifetime, RequestTrace
+from core.lifetime import Lifetime, PrefillDecision, RequestTrace
 from core.request import TokenUpdate
 from router.dispatch.failure import Trouble, error_of
 from router.dispatch.pending_work import SURELY_ARRIVED_S, PendingWork
@@ -139,12 +139,14 @@ def test_abort_and_finish_sample_name_the_request() -> None:
 def test_cached_tokens_are_those_of_the_first_attempt_that_told() -> None:
     stream = Calls().stream
     assert stream.trace is None
-    stream.report(RequestTrace("d0", "disaggregated", attempt=1, cached_tokens=16), 1)
-    final = RequestTrace("d0", "disaggregated", attempt=2, cached_tokens=32, bytes_transferred=9)
+    stream.report(RequestTrace("d0", PrefillDecision.DISAGGREGATED, attempt=1, cached_tokens=16), 1)
+    final = RequestTrace(
+        "d0", PrefillDecision.DISAGGREGATED, attempt=2, cached_tokens=32, bytes_transferred=9
+    )
     stream.report(final, 1)
     assert stream.trace == final
-    stream.report(RequestTrace("d1", "local", attempt=1, cached_tokens=480), 2)
-    assert stream.trace == RequestTrace("d1", "local", attempt=2, cached_tokens=32)
+    stream.report(RequestTrace("d1", PrefillDecision.LOCAL, attempt=1, cached_tokens=480), 2)
+    assert stream.trace == RequestTrace("d1", PrefillDecision.LOCAL, attempt=2, cached_tokens=32)
 
 
 def test_recent_requests_forget_the_oldest() -> None:

@@ -20,7 +20,7 @@ from core.request import EngineRequest, FinishReason, TokenLogprobs
 from core.sampling_params import SamplingParams
 from kv_transfer.handoff import decode_messages as d
 from kv_transfer.handoff.block_runs import block_ids_of, block_runs
-from kv_transfer.handoff.decode_side import DecodeSide, Phase, Terms, advance
+from kv_transfer.handoff.decode_side import DecodeSide, DecodeTerms, Phase, advance
 
 HERE, P0, P1 = Boot("here"), Boot("p0"), Boot("p1")
 FIRST = HandoffId(RequestId("r"), Attempt(1, 1))
@@ -34,7 +34,7 @@ class Side:
     ) -> None:
         candidates = tuple(PrefillCandidate(WorkerId(b), b, "") for b in (P0, P1))
         self.now = 0.0
-        usual = Terms(
+        usual = DecodeTerms(
             boot=HERE,
             block_size=4,
             candidates=candidates,

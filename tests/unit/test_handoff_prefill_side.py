@@ -13,11 +13,11 @@ from core.request import EngineRequest, FinishReason, TokenLogprobs
 from core.sampling_params import SamplingParams
 from kv_transfer.handoff import prefill_messages as p
 from kv_transfer.handoff.agent_renewal import is_renewal_due
-from kv_transfer.handoff.prefill_side import PrefillSide, Stage, Terms, advance, receive
+from kv_transfer.handoff.prefill_side import PrefillSide, PrefillTerms, Stage, advance, receive
 from kv_transfer.handoff.tombstones import KEEP_S, Tombstones
 
 HANDOFF = HandoffId(RequestId("r"), Attempt(1, 1))
-TERMS = Terms(layout="L", block_size=4, block_bytes=8, try_s=10.0)
+TERMS = PrefillTerms(layout="L", block_size=4, block_bytes=8, try_s=10.0)
 SOURCES = tuple(BlockId(i) for i in (30, 31, 32))
 
 

@@ -11,6 +11,7 @@ from prometheus_client.exposition import generate_latest
 
 from core.errors import PeerUnavailable
 from core.ids import Attempt, BlockId, Boot, HandoffId, RequestId, WorkerId
+from core.lifetime import PrefillDecision
 from core.messages import (
     BlockRun,
     PrefillAsk,
@@ -26,7 +27,7 @@ from core.messages import (
 from core.request import EngineRequest, TokenUpdate
 from core.sampling_params import SamplingParams
 from core.worker_record import Hello
-from decode_pool.live_request import Decision, RequestState
+from decode_pool.live_request import RequestState
 from decode_pool.metrics import DecodeCollector
 from decode_pool.prefill_peers import PrefillPeers
 from decode_pool.stats import EXPOSED_BUCKETS_S, DecodeStats, Histogram
@@ -197,7 +198,7 @@ def test_decode_series() -> None:
     stats = DecodeStats(
         requests_by_state={**dict.fromkeys(RequestState, 0), RequestState.RUNNING: 3},
         handoffs_by_outcome={d.AttemptOutcome.COMPLETED: 5},
-        decisions={Decision.LOCAL_HIT: 2},
+        decisions={PrefillDecision.LOCAL_HIT: 2},
         exposed_transfer=histogram.snapshot(),
         quarantined_attempts=1,
         quarantine_s=2.5,

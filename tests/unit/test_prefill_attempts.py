@@ -24,7 +24,7 @@ from core.sampling_params import SamplingParams
 from core.worker_record import Hello
 from engine.events import Admitted, CacheChanged, Computed, Generated, Mode
 from kv_transfer.handoff.prefill_messages import Push
-from kv_transfer.handoff.prefill_side import Terms
+from kv_transfer.handoff.prefill_side import PrefillTerms
 from kv_transfer.transport import Poll, WriteState
 from prefill_pool.attempts import Attempts
 
@@ -83,7 +83,7 @@ class World:
         engine: Any = self.engine
         pusher: Any = self.writes
         self.attempts = Attempts(
-            Terms("layout", 16, 64, 10.0),
+            PrefillTerms("layout", 16, 64, 10.0),
             engine,
             pusher,
             later=self.callbacks.append,
