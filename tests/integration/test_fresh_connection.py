@@ -19,7 +19,7 @@ from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.nixl_transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
-from kv_transfer.transport import PeerName
+from kv_transfer.transport import PeerName, Poll, WriteState
 from prefill_pool.pusher import Pusher
 from tests.fabric_agents import RemoteAgent
 
@@ -55,13 +55,13 @@ def ask_of(decode: RemoteAgent) -> PrefillAsk:
     return PrefillAsk(handoff, request, 0, (BlockRun(BlockId(0), 1),), region, 60.0)
 
 
-async def push(pusher: Pusher, ask: PrefillAsk, block: int) -> str | None:
-    """Return why the write failed, None if it did not."""
-    ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+async def push(pusher: Pusher, ask: PrefillAsk, block: int) -> WriteState:
+    """Return how the write ended."""
+    ended: asyncio.Future[Poll] = asyncio.get_running_loop().create_future()
     blocks = (BlockId(block),)
     pusher.push(ask, Push(block, block, blocks, blocks), ended.set_result)
     async with asyncio.timeout(10.0):
-        return await ended
+        return (await ended).state
 
 
 def cut_connections() -> int:
@@ -93,10 +93,10 @@ async def test_the_write_after_a_failed_one_arrives(decode: RemoteAgent) -> None
     try:
         await thread.call(lambda transport: transport.register(region))
         pusher, ask = Pusher(thread, Boot("prefill")), ask_of(decode)
-        assert await push(pusher, ask, 0) is None
+        assert await push(pusher, ask, 0) is WriteState.DONE
         assert cut_connections() > 0
-        assert await push(pusher, ask, 1) is not None
-        assert await push(pusher, ask, 2) is None
+        assert await push(pusher, ask, 1) is WriteState.FAILED
+        assert await push(pusher, ask, 2) is WriteState.DONE
         assert pusher.transport in ("ucx (cma)", "ucx (tcp)"), "not both: the old sockets' past"
         assert decode.read(2 * BLOCK_BYTES, 4) == b"\x07" * 4
     finally:
