@@ -146,9 +146,12 @@ def _unsuspected(workers: Sequence[WorkerView]) -> list[WorkerView]:
 
 
 def _can_hold(request: RequestView, worker: WorkerView) -> bool:
+    """Whether the worker would accept it: a prefill worker generates one token, others all."""
     total = worker.load.blocks_total
     known = total == 0 or num_prompt_blocks(request, worker.block_size) <= total
-    return known and request.num_tokens + request.num_forced < worker.max_model_len
+    num_generated = 1 if worker.role is Role.PREFILL else request.max_tokens
+    num_tokens = request.num_tokens + request.num_forced + num_generated
+    return known and num_tokens <= worker.max_model_len
 
 
 def _why_none(able: Sequence[WorkerView], fitting: Sequence[WorkerView]) -> RefusalReason:

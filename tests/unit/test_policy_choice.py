@@ -239,6 +239,18 @@ def test_who_cannot_hold_it_is_not_chosen() -> None:
     assert decision(LONG, small_prefill, decode(0)).reason is Reason.FALLBACK
 
 
+def test_who_cannot_hold_the_answer_is_not_chosen() -> None:
+    """A worker refuses a prompt and an answer that together exceed its context, for good."""
+    exact, less = decode(0, max_model_len=1100), decode(1, max_model_len=1099)
+    assert decide(LONG, prefill(0), less) == Refusal(RefusalReason.TOO_LONG)
+    for seed in range(10):
+        assert decision(LONG, prefill(0), exact, less, seed=seed).worker_id == "d0"
+    resumed = RequestView(num_tokens=1000, max_tokens=40, num_forced=60)
+    assert decision(resumed, prefill(0), exact, less).worker_id == "d0"
+    for_one_token = prefill(0, max_model_len=1001)
+    assert names(decision(LONG, for_one_token, decode(0))) == ["p0"]
+
+
 def test_nobody_and_everybody_avoided_are_told_apart() -> None:
     assert decide(LONG, prefill(0)) == Refusal(RefusalReason.NO_WORKER)
     avoid = frozenset({WorkerId("d0")})
