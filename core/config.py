@@ -7,6 +7,7 @@ handed its own section and nothing else.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -277,9 +278,16 @@ def _check(config: Config) -> None:
     for dotted in _POSITIVE:
         section, key = dotted.split(".")
         value = getattr(getattr(config, section), key)
-        if not value > 0:
-            msg = f"{dotted} = {value!r}: must be greater than 0"
+        if not 0 < value < math.inf:
+            msg = f"{dotted} = {value!r}: must be greater than 0, and finite"
             raise ConfigError(msg)
+    control = config.control_plane
+    if control.suspect_s <= control.heartbeat_s:
+        msg = (
+            f"control_plane.suspect_s = {control.suspect_s}: must be longer than the time between "
+            f"heartbeats (control_plane.heartbeat_s = {control.heartbeat_s})"
+        )
+        raise ConfigError(msg)
     engine = config.engine
     if engine.chunk_tokens < engine.block_size:
         msg = (

@@ -63,6 +63,14 @@ def test_refusal_names_place_value_and_what_is_right(
     assert "\n" not in message
 
 
-def test_not_a_number_is_not_positive() -> None:
-    with pytest.raises(ConfigError, match=r"kv_transfer\.try_s"):
-        load({"kv_transfer": {"try_s": float("nan")}})
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_time_must_be_a_finite_number(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"control_plane\.lease_s = .*finite"):
+        load({}, {"control_plane.lease_s": value})
+
+
+def test_a_peer_is_not_suspect_between_two_heartbeats() -> None:
+    said = r"suspect_s = 0\.5: .*heartbeat_s = 0\.5"
+    with pytest.raises(ConfigError, match=said):
+        load({}, {"control_plane.suspect_s": "0.5"})
+    load({}, {"control_plane.suspect_s": "0.5", "control_plane.heartbeat_s": "0.1"})
