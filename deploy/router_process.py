@@ -6,6 +6,7 @@ Whatever fails that should not ends the process, with exit code 1: see `deploy.p
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 from contextlib import AsyncExitStack
@@ -18,6 +19,7 @@ from control_plane.registry import Registry
 from control_plane.rpc.client import connect
 from core.clock import Clock, SystemClock
 from core.config import Config
+from core.errors import ModelError
 from core.ids import new_boot
 from core.log import configure
 from core.worker_record import Hello
@@ -25,10 +27,13 @@ from deploy.address import reachable_url
 from deploy.options import RouterOptions
 from deploy.process_end import ProcessEnd
 from deploy.readiness import Readiness, announce
+from engine.models.read_spec import read_spec
 from router.dispatch.dispatcher import RouterDispatcher
 from router.text.text_model import TextModel
 from router.web.app import create_app
 from router.web.server import ApiServer
+
+_log = logging.getLogger(__name__)
 
 DRAIN_S = 5.0
 """From SIGTERM until answers that still run are ended; the launcher, which takes the whole cluster
@@ -47,7 +52,10 @@ async def run_router(config: Config, options: RouterOptions) -> None:
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         text = await asyncio.to_thread(TextModel.load, options.model_path)
-        dispatcher = _dispatcher(config, options, clock)
+        hello = await asyncio.to_thread(router_hello, config, options)
+        dispatcher = RouterDispatcher(
+            config, hello=hello, connect=connect, clock=clock, rng=random.SystemRandom()
+        )
         server = _server(config, dispatcher, text, clock)
         running = asyncio.create_task(dispatcher.run(), name="dispatch")
         end.must_run(running)
@@ -62,15 +70,24 @@ async def run_router(config: Config, options: RouterOptions) -> None:
         await running
 
 
-def _dispatcher(config: Config, options: RouterOptions, clock: Clock) -> RouterDispatcher:
-    hello = Hello(
+def router_hello(config: Config, options: RouterOptions) -> Hello:
+    """Return what this router says first on every stream.
+
+    It names the model whose text side it has, so that a worker of another one, whose vocabulary
+    other ids belong to, refuses its stream and says why. A directory with a text side alone has no
+    such name: its router takes any worker.
+    """
+    try:
+        model_fingerprint = read_spec(options.model_path).fingerprint
+    except ModelError as error:
+        _log.warning("workers of any model are taken: %s", error)
+        model_fingerprint = ""
+    return Hello(
         kind="router",
         name=options.name,
         boot=new_boot(),
         cluster=config.control_plane.cluster,
-    )
-    return RouterDispatcher(
-        config, hello=hello, connect=connect, clock=clock, rng=random.SystemRandom()
+        model_fingerprint=model_fingerprint,
     )
 
 
