@@ -102,7 +102,8 @@ class RequestRefused(msgspec.Struct, frozen=True):
     """Worker to router: nothing was started. Try elsewhere, or later.
 
     Attributes:
-        reason: "overloaded", "wrong_role", "draining", "too_long" (never retriable),
+        reason: "overloaded", "wrong_role", "draining", "too_long" and "invalid"
+            (never retriable),
             "no_prefill_worker".
         load: of this moment, where the engine was asked and had no room; the router need not wait
             for a heartbeat to believe it.

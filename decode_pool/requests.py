@@ -58,6 +58,8 @@ from kv_transfer.handoff.decode_side import DecodeSide, DecodeTerms, Phase
 
 _log = logging.getLogger(__name__)
 
+_REFUSAL_BY_CODE = {"context_length_exceeded": "too_long", "invalid_token_id": "invalid"}
+
 
 class Requests:
     """Lives in the worker's task; every method runs there. Implements `receiving.Owner`.
@@ -169,7 +171,7 @@ class Requests:
             future.result()
         except RequestError as error:
             if self._live.get(live.request_id) is live:
-                reason = "too_long" if error.status == 400 else "overloaded"
+                reason = _REFUSAL_BY_CODE.get(error.code or "", "overloaded")
                 self._forget(live)
                 self._refuse_with_load(live, reason, error.message)
 

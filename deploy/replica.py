@@ -123,6 +123,7 @@ def make_engine(config: Config, plan: ReplicaPlan, executor: Executor) -> Engine
         config.engine,
         max_model_len=plan.max_model_len,
         max_receiving_share=config.kv_transfer.max_receiving_share,
+        vocab_size=plan.spec.vocab_size,
     )
     return Engine(
         executor,

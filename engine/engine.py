@@ -25,13 +25,19 @@ from engine.speed import StepSpeeds
 
 
 def settings_for(
-    executor: Executor, config: EngineConfig, *, max_model_len: int, max_receiving_share: float
+    executor: Executor,
+    config: EngineConfig,
+    *,
+    max_model_len: int,
+    max_receiving_share: float,
+    vocab_size: int | None = None,
 ) -> SchedulerSettings:
     """Return the scheduler's limits for an executor's pool and a worker's configuration.
 
     Args:
         max_model_len: tokens of prompt and output together; cut to what the pool holds.
         max_receiving_share: `KvTransferConfig.max_receiving_share`.
+        vocab_size: of the model.
     """
     return SchedulerSettings(
         num_blocks=executor.num_blocks,
@@ -41,6 +47,7 @@ def settings_for(
         max_waiting=config.max_waiting,
         max_model_len=max_model_len,
         max_receiving_share=max_receiving_share,
+        vocab_size=vocab_size,
     )
 
 

@@ -27,7 +27,8 @@ class EngineApi(Protocol):
 
         Raises:
             RequestError: longer than `max_model_len` or than the pool can ever hold (400,
-                `context_length_exceeded`), or `max_waiting` reached (429).
+                `context_length_exceeded`), a token id beyond the vocabulary (400,
+                `invalid_token_id`), or `max_waiting` reached (429).
         """
         ...
 

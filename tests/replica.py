@@ -83,6 +83,7 @@ class Replica:
             self.config,
             max_model_len=num_blocks * block_size,
             max_receiving_share=0.3,
+            vocab_size=VOCAB,
         )
         self.engine = Engine(
             self.executor, settings, fingerprint=b"m", max_inflight=max_inflight, drafter=drafter

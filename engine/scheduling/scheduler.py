@@ -71,6 +71,7 @@ class Scheduler:
             raise ValueError(msg)
         _check_fields(request, mode, handoff)
         self._check_fresh(handoff)
+        _check_ids(request, self._settings.vocab_size)
         self._check_length(request, mode)
         if len(self._state.waiting) >= self._settings.max_waiting:
             msg = f"{len(self._state.waiting)} requests are waiting already; try again later"
@@ -263,6 +264,15 @@ class Scheduler:
         if run.handoff is not None:
             state.handoffs.pop(run.handoff, None)
         state.end(sequence)
+
+
+def _check_ids(request: EngineRequest, vocab_size: int | None) -> None:
+    """Refuse ids that the embedding has no row for: they would end the step, and the worker."""
+    known = (request.prompt, *request.outputs)
+    largest = max((max(ids) for ids in known if ids), default=0)
+    if vocab_size is not None and largest >= vocab_size:
+        msg = f"prompt: token id {largest} must be below {vocab_size}, the model's vocabulary"
+        raise RequestError(msg, param="prompt", code="invalid_token_id")
 
 
 def _check_fields(request: EngineRequest, mode: Mode, handoff: HandoffId | None) -> None:

@@ -21,6 +21,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
         max_waiting: requests without blocks beyond which new ones are refused.
         max_model_len: tokens of prompt and output together.
         max_receiving_share: share of the pool that may wait for peers' writes (or one request).
+        vocab_size: token ids are below it; None where nothing depends on it.
     """
 
     num_blocks: int
@@ -30,6 +31,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
     max_waiting: int
     max_model_len: int
     max_receiving_share: float = 0.3
+    vocab_size: int | None = None
 
 
 class Drafter(Protocol):

@@ -17,10 +17,11 @@ class Trouble(enum.Enum):
     FAILED = "generation_failed"
     TIMEOUT = "request_timeout"
     TOO_LONG = "context_length_exceeded"
+    INVALID = "invalid_token_id"
     STOPPING = "shutting_down"
 
 
-_STATUS = {Trouble.REFUSED: 429, Trouble.FAILED: 500, Trouble.TOO_LONG: 400}
+_STATUS = {Trouble.REFUSED: 429, Trouble.FAILED: 500, Trouble.TOO_LONG: 400, Trouble.INVALID: 400}
 
 _MESSAGE = {
     Trouble.NO_WORKER: "no worker can serve requests now; try again soon",
@@ -33,6 +34,7 @@ _MESSAGE = {
     "tokens or raise the limit",
     Trouble.TOO_LONG: "the prompt does not fit into the KV memory or context of any worker; "
     "shorten it",
+    Trouble.INVALID: "the model does not know a token id of the prompt",
     Trouble.STOPPING: "this router shuts down; try again soon",
 }
 

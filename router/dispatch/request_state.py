@@ -244,8 +244,9 @@ class RequestState:
         if number != self.number or self.worker_id is None:
             return ()
         self._told.add(number)  # it holds nothing
-        if reason == "too_long":
-            return self._end(error_of(Trouble.TOO_LONG, message), tell=False)
+        final = {"too_long": Trouble.TOO_LONG, "invalid": Trouble.INVALID}.get(reason)
+        if final is not None:
+            return self._end(error_of(final, message), tell=False)
         trouble = {"overloaded": Trouble.REFUSED, "no_prefill_worker": Trouble.NO_PREFILL}
         return self._elsewhere(trouble.get(reason, Trouble.LOST), message or reason, now)
 

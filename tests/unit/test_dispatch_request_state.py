@@ -211,6 +211,8 @@ def test_a_request_that_nobody_can_hold_ends_at_once() -> None:
 def test_what_no_other_worker_can_help_ends_at_once() -> None:
     too_long = error(running().refused(1, "too_long", "9 > 8", 1.0))
     assert (too_long.status, too_long.code) == (400, "context_length_exceeded")
+    invalid = error(running().refused(1, "invalid", "token id 9", 1.0))
+    assert (invalid.status, invalid.code) == (400, "invalid_token_id")
     state = running()
     assert state.failed(2, "x", 1.0, retriable=True) == ()
     failed = error(state.failed(1, "step failed", 1.0, retriable=False))

@@ -540,3 +540,16 @@ def test_no_chunk_runs_in_a_step_in_which_a_running_sequence_lacks_blocks() -> N
     assert replica.scheduler._state.runs[RequestId("long")].sequences[0].is_catching_up()
     replica.run()  # Replica checks the rule at every step
     replica.assert_all_right()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "outputs"), [([1, VOCAB], ()), ([1, 2], ((3, VOCAB + 5),))], ids=["prompt", "forced"]
+)
+def test_a_token_id_beyond_the_vocabulary_is_refused_and_ends_no_step(
+    prompt: list[int], outputs: tuple[tuple[int, ...], ...]
+) -> None:
+    replica = Replica()
+    with pytest.raises(RequestError, match=f"must be below {VOCAB}") as refused:
+        replica.engine.add(request_of("r", prompt, outputs=outputs), Mode.LOCAL)
+    assert (refused.value.status, refused.value.code) == (400, "invalid_token_id")
+    assert replica.engine.stats().num_waiting == 0
