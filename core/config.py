@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import tomllib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -207,7 +208,7 @@ def load(document: Mapping[str, Any], overrides: Mapping[str, str] | None = None
         section, _, key = dotted.partition(".")
         _known(section, sections, where="section")
         field_type = _known(key, get_type_hints(sections[section]), where=f"key in [{section}]")
-        merged.setdefault(section, {})[key] = _parse(text, field_type)
+        merged.setdefault(section, {})[key] = _parse(dotted, text, field_type)
     for name, table in merged.items():
         _check_section(name, sections[name], table)
     config = msgspec.convert(merged, Config)
@@ -218,8 +219,9 @@ def load(document: Mapping[str, Any], overrides: Mapping[str, str] | None = None
 def _known(name: str, known: Mapping[str, Any], *, where: str) -> Any:
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    msg = f"unknown {where}: {name!r}; did you mean {near[0]!r}?"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    msg = f"unknown {where}: {name!r}; {advice}"
     raise ConfigError(msg)
 
 
@@ -234,15 +236,26 @@ def _check_section(name: str, section: type[msgspec.Struct], table: Mapping[str,
             raise ConfigError(msg) from None
 
 
-def _parse(text: str, wanted: Any) -> Any:
+def _parse(dotted: str, text: str, wanted: Any) -> Any:
     if get_origin(wanted) is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        return _parse_list(dotted, text.strip())
     if wanted in (int, float):
         try:
             return wanted(text)
         except ValueError:
             return text  # refused by _check_section, which names the field
     return text
+
+
+def _parse_list(dotted: str, text: str) -> Any:
+    """Read a list as TOML writes it, or as texts between commas."""
+    if not text.startswith("["):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        return tomllib.loads(f"list = {text}")["list"]
+    except tomllib.TOMLDecodeError:
+        msg = f'{dotted} = {text!r}: must be a TOML list such as ["a", "b"], or plain: a,b'
+        raise ConfigError(msg) from None
 
 
 def _describe(wanted: Any) -> str:

@@ -23,6 +23,14 @@ def test_file_and_overrides_reach_their_fields() -> None:
     assert config.kv_transfer.poll_s == 0.5
 
 
+@pytest.mark.parametrize("text", ["one,t w", '["one", "t w"]', " ['one', 't w'] "])
+@pytest.mark.parametrize("field", ["api.keys", "http.allow_origins"])
+def test_an_override_may_be_a_toml_list(field: str, text: str) -> None:
+    section, key = field.split(".")
+    assert getattr(getattr(load({}, {field: text}), section), key) == ("one", "t w")
+    assert getattr(getattr(load({}, {field: "[]"}), section), key) == ()
+
+
 def test_override_wins_over_the_file() -> None:
     assert load({"http": {"port": 1}}, {"http.port": "2"}).http.port == 2
 
@@ -39,6 +47,10 @@ def test_whole_number_is_accepted_where_a_number_is_wanted() -> None:
         ({"engine": 3}, {}, ["engine", "[engine]"]),
         ({}, {"http.prot": "1"}, ["[http]", "'prot'", "'port'"]),
         ({}, {"htp.port": "1"}, ["'htp'", "'http'"]),
+        ({}, {"zzz.port": "1"}, ["'zzz'; there are model, engine, ", ", http, "]),
+        ({}, {"log.xyz": "1"}, ["key in [log]: 'xyz'; there are format, level"]),
+        ({}, {"api.keys": '["one'}, ["api.keys = '[\"one'", "TOML list", "a,b"]),
+        ({}, {"api.keys": "[1]"}, ["api.keys", "list of texts"]),
         ({}, {"http.port": "eight"}, ["http.port", "'eight'", "whole number"]),
         ({"engine": {"executor": "gpu"}}, {}, ["engine.executor", "'gpu'", "'torch' or 'mock'"]),
         ({"api": {"keys": "one"}}, {}, ["api.keys", "list of texts"]),
