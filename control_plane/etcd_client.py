@@ -2,7 +2,7 @@
 
 A server that hangs would hang etcd3aio's calls for as long, so nothing else of it is used: leases
 are kept by `control_plane.lease`, watches by `control_plane.prefix_watch`. One line is logged when
-etcd stops answering and one when it is back, however many calls fail between.
+etcd stops answering (or does not yet) and one when it does, however many calls fail between.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class EtcdClient:
         self.rng = rng or SystemRandom()
         self._clock = clock
         self._down_since: float | None = None
+        self._was_reached = False
         self._channel: grpc.aio.Channel | None = None
         self._kv: Any
         self._lease: Any
@@ -310,12 +311,20 @@ class EtcdClient:
             msg = f"etcd: {operation}: {_describe(error)}"
             if self._down_since is None and not _is_refusal(error):
                 self._down_since = self._clock.now()
-                _log.warning("%s; serving goes on without it", msg)
+                _log.warning("%s; %s", msg, self._outlook())
             raise ControlPlaneError(msg) from error
         if self._down_since is not None:
-            _log.info("etcd answers again after %.1f s", self._clock.now() - self._down_since)
+            again = "again " if self._was_reached else ""
+            _log.info("etcd answers %safter %.1f s", again, self._clock.now() - self._down_since)
             self._down_since = None
+        self._was_reached = True
         return response
+
+    def _outlook(self) -> str:
+        """Say what an outage means; a process that never reached etcd serves nobody yet."""
+        if self._was_reached:
+            return "serving goes on without it"
+        return f"waiting for etcd at {', '.join(self._endpoints)}"
 
 
 _aio: Any = grpc.aio

@@ -96,13 +96,13 @@ async def test_by_hand_it_waits_for_etcd_and_says_so_once(
     launched = start(kind, f"127.0.0.1:{port}")
 
     def said() -> list[str]:
-        return [line for line in launched.err if "serving goes on without it" in line]
+        return [line for line in launched.err if "waiting for etcd at" in line]
 
     await asyncio.to_thread(launched.wait_until, lambda: bool(said()))
     etcd = EmbeddedEtcd(tmp_path / "data", log_path=tmp_path / "log", client_port=port)
     await etcd.start()
     await asyncio.to_thread(launched.wait_for, r" ready  pid ")
-    back = re.compile("etcd answers again after")
+    back = re.compile("etcd answers after")
     await asyncio.to_thread(launched.wait_until, lambda: any(map(back.search, launched.err)))
     assert launched.process.poll() is None
     assert len(said()) == 1, launched.transcript()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from random import Random
 from typing import Any
 
@@ -130,6 +131,33 @@ async def test_a_host_that_does_not_resolve_is_named() -> None:
     config = ControlPlaneConfig(etcd="127.0.0.1:1,no-such-host.invalid:2379")
     with pytest.raises(ControlPlaneError, match=r"no-such-host\.invalid:2379"):
         await EtcdClient(config, clock=ManualClock()).connect()
+
+
+@pytest.mark.anyio
+async def test_an_etcd_never_reached_is_waited_for_and_a_lost_one_is_done_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="control_plane.etcd_client")
+    client = EtcdClient(ControlPlaneConfig(etcd="h:1,i:2"), clock=ManualClock())
+
+    async def answer() -> int:
+        return 1
+
+    async def hang() -> int:
+        raise TimeoutError
+
+    for call in (hang, hang, answer, hang, answer):
+        try:
+            await client._call("get", call)
+        except ControlPlaneError:
+            continue
+    outage = "etcd: get: no answer within the deadline; "
+    assert [record.message for record in caplog.records] == [
+        f"{outage}waiting for etcd at h:1, i:2",
+        "etcd answers after 0.0 s",
+        f"{outage}serving goes on without it",
+        "etcd answers again after 0.0 s",
+    ]
 
 
 class FakeLeases:
