@@ -69,8 +69,9 @@ class GenerationParams(msgspec.Struct, frozen=True):
     """How to generate and how to answer, for every prompt of one HTTP request.
 
     Attributes:
-        sampling: complete but for `max_tokens`, which needs the prompt's length (`fit_to_context`).
-            Its `n` is the number of samples to generate, its seed is drawn where none was given.
+        sampling: complete but for `max_tokens`, which needs the prompt's length (`fit_to_context`),
+            and a seed that was not given (`draw_seed`). Its `n`: samples to generate.
+        has_seed: whether the client gave a seed, which then is that of every prompt.
         n: choices to return; fewer than `sampling.n` with `best_of`.
         max_tokens: as given, None where it was not.
         bad_words: texts that are not to be generated; their tokens are not known yet.
@@ -80,6 +81,7 @@ class GenerationParams(msgspec.Struct, frozen=True):
 
     model: str | None
     sampling: SamplingParams
+    has_seed: bool
     n: int
     max_tokens: int | None
     stream: bool
@@ -126,6 +128,7 @@ def read_params(
     return GenerationParams(
         model=reader.text("model"),
         sampling=sampling,
+        has_seed=reader.raw("seed") is not None,
         n=n,
         max_tokens=max_tokens,
         stream=stream,
@@ -141,6 +144,14 @@ def read_params(
         cache_salt=_read_cache_salt(reader),
         priority=reader.integer("priority", -(1 << 31), (1 << 31) - 1) or 0,
     )
+
+
+def draw_seed() -> int:
+    """Return a seed for a prompt that came without; each prompt of a list has its own, as in vLLM.
+
+    It is drawn before the request is sent, so that its tokens are a function of its own fields.
+    """
+    return secrets.randbits(64)
 
 
 def _read_best_of(reader: FieldReader, n: int) -> int:
@@ -187,14 +198,8 @@ def _read_sampling(
         eos_token_ids=vocabulary.eos_token_ids,
         ignore_eos=reader.boolean("ignore_eos", default=False),
         logprobs=logprobs,
-        seed=_read_seed(reader),
+        seed=(reader.integer("seed", _MIN_SEED, _MAX_SEED) or 0) & _MAX_SEED,
     )
-
-
-def _read_seed(reader: FieldReader) -> int:
-    """A missing seed is drawn here, so that a request's tokens are a function of its own fields."""
-    seed = reader.integer("seed", _MIN_SEED, _MAX_SEED)
-    return secrets.randbits(64) if seed is None else seed & _MAX_SEED
 
 
 def _read_logit_bias(reader: FieldReader, vocab_size: int) -> tuple[tuple[int, float], ...]:

@@ -11,9 +11,10 @@ from core.errors import RequestError
 from core.ids import RequestId
 from core.lifetime import Lifetime
 from core.request import EngineRequest
+from core.sampling_params import SamplingParams
 from router.api.answers import CHAT, COMPLETION, Shape
 from router.api.context import COMPLETION_MAX_TOKENS, fit_to_context, truncate_prompt
-from router.api.generation_params import GenerationParams
+from router.api.generation_params import GenerationParams, draw_seed
 from router.api.requests import ChatRequest, CompletionRequest, Prompt
 from router.dispatch.interface import Disaggregate, GenerateRequest, ServedModel
 from router.web.context import ApiContext
@@ -120,8 +121,11 @@ async def prepare(
             request=EngineRequest(
                 request_id=request_id,
                 prompt=prompt,
-                sampling=fit_to_context(
-                    params, len(prompt), max_model_len=limit, default_max=default_max
+                sampling=_with_seed(
+                    params,
+                    fit_to_context(
+                        params, len(prompt), max_model_len=limit, default_max=default_max
+                    ),
                 ),
                 namespace=namespace_of(cache_salt=params.cache_salt),
                 priority=params.priority,
@@ -133,6 +137,10 @@ async def prepare(
     )
     shape = CHAT if is_chat else COMPLETION
     return Prepared(shape, params, model, requests, tuple(lifetimes), wishes)
+
+
+def _with_seed(params: GenerationParams, sampling: SamplingParams) -> SamplingParams:
+    return sampling if params.has_seed else msgspec.structs.replace(sampling, seed=draw_seed())
 
 
 def _bad_word_ids(context: ApiContext, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -113,6 +113,20 @@ async def test_completions_of_several_prompts() -> None:
     assert usage.completion_tokens == 12
 
 
+async def test_each_prompt_without_a_seed_draws_its_own() -> None:
+    dispatcher = hello()
+    async with serving(dispatcher) as client:
+        for fields in ({}, {"seed": None}, {"seed": 7}, {"seed": 0}):
+            body = {"prompt": ["My name is"] * 3, "max_tokens": 1, **fields}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+        await client.post("/v1/chat/completions", json=CHAT)
+    seeds = [one.request.sampling.seed for one in dispatcher.started]
+    drawn = [*seeds[:6], seeds[12]]
+    assert len(set(drawn)) == 7
+    assert all(0 <= seed < 1 << 64 for seed in drawn)
+    assert seeds[6:12] == [7, 7, 7, 0, 0, 0]
+
+
 async def test_token_ids_go_in_and_out() -> None:
     async with serving(hello()) as client:
         body = {"prompt": [5, 6], "return_token_ids": True, "max_tokens": 2, "n": 1}

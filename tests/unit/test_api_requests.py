@@ -93,10 +93,10 @@ def test_every_sampling_field_is_honoured() -> None:
     assert (params.cache_salt, params.priority) == ("pepper", -3)
 
 
-def test_a_missing_seed_is_drawn() -> None:
-    seeds = {chat().params.sampling.seed for _ in range(8)}
-    assert len(seeds) == 8
-    assert all(0 <= seed < 1 << 64 for seed in seeds)
+def test_a_given_seed_is_told_from_a_missing_one() -> None:
+    assert not chat().params.has_seed
+    assert not chat(seed=None).params.has_seed
+    assert chat(seed=0).params.has_seed
     assert chat(seed=7).params.sampling.seed == 7
 
 
