@@ -31,6 +31,11 @@ _log = logging.getLogger(__name__)
 _serving: set[asyncio.Task[None]] = set()
 """asyncio itself holds its tasks weakly."""
 
+_MAX_REFUSALS = 1024
+
+_refusals: dict[tuple[str, str], None] = {}
+"""(address, reason) of those warned about, oldest first: who was refused tries again for ever."""
+
 
 async def connect(
     address: str,
@@ -78,7 +83,7 @@ async def _shake_hands(call: StreamCall, wire: ClientWire, hello: Hello, address
     except ConnectionError as error:
         if await call.code() is grpc.StatusCode.FAILED_PRECONDITION:
             differing = await call.details()
-            _log.warning("%s refused our stream: %s", address, differing)
+            _log_refusal("%s refused our stream: %s", address, differing)
             raise ProtocolMismatch(differing) from error
         msg = f"{address}: {error}"
         raise PeerUnavailable(msg) from error
@@ -87,9 +92,19 @@ async def _shake_hands(call: StreamCall, wire: ClientWire, hello: Hello, address
         raise ProtocolMismatch(msg) from error
     differing = difference(hello, worker)
     if differing is not None:
-        _log.warning("will not talk to %s: %s", address, differing)
+        _log_refusal("will not talk to %s: %s", address, differing)
         raise ProtocolMismatch(differing)
     return worker
+
+
+def _log_refusal(message: str, address: str, reason: str) -> None:
+    """Warn once, then say it to who debugs."""
+    known = (address, reason) in _refusals
+    _log.log(logging.DEBUG if known else logging.WARNING, message, address, reason)
+    if not known:
+        if len(_refusals) >= _MAX_REFUSALS:
+            del _refusals[next(iter(_refusals))]
+        _refusals[address, reason] = None
 
 
 async def _serve(end: StreamEnd, call: StreamCall, channel: grpc.aio.Channel) -> None:

@@ -159,6 +159,19 @@ async def test_a_mismatch_is_refused_by_name(
     assert len(refusals) == 1
 
 
+async def test_an_opener_warns_once_of_each_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as (address, _):
+        for cluster in ("one", "one", "two", "one", "two"):
+            opener = Hello("router", "r", Boot("x"), cluster=cluster)
+            with pytest.raises(ProtocolMismatch, match=cluster):
+                await connect(address, opener, Recorder(), config=CONFIG, clock=CLOCK)
+    told = [r for r in caplog.records if r.name == "control_plane.rpc.client"]
+    warned = [r.getMessage() for r in told if r.levelname == "WARNING"]
+    assert len(warned) == 2
+    assert "cluster: the opener has 'one'" in warned[0]
+    assert "cluster: the opener has 'two'" in warned[1]
+
+
 async def test_a_queue_over_its_bound_closes_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_end, "MAX_QUEUED_BYTES", 1000)
     async with serving() as (address, worker):
