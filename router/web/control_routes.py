@@ -28,6 +28,7 @@ def add_control_routes(
     _add_models(app, context, started)
     _add_tokenizer(app, context)
 
+    @app.head("/version", include_in_schema=False)
     @app.get("/version", tags=["about"])
     async def show_version() -> dict[str, str]:
         """Return this router's version."""
@@ -45,12 +46,16 @@ def add_control_routes(
 
 
 def _add_health(app: FastAPI, context: ApiContext) -> None:
+    # Load balancers probe with HEAD; the server leaves its answers' bodies out.
+    @app.head("/health", include_in_schema=False)
+    @app.head("/health/live", include_in_schema=False)
     @app.get("/health", tags=["health"])
     @app.get("/health/live", tags=["health"])
     async def live() -> dict[str, str]:
         """Answer as long as the process serves HTTP."""
         return {"status": "alive"}
 
+    @app.head("/health/ready", include_in_schema=False)
     @app.get("/health/ready", tags=["health"])
     async def ready() -> Response:
         """Answer 200 when a request could be served now, else 503."""

@@ -227,6 +227,18 @@ async def test_what_the_worker_gets() -> None:
     assert started.request.sampling.logit_bias == ()
 
 
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/version"])
+async def test_head_answers_as_get_without_a_body(path: str) -> None:
+    dispatcher = hello()
+    async with serving(dispatcher) as client:
+        for ready in (True, False):
+            dispatcher.ready = ready
+            get, head = await client.get(path), await client.head(path)
+            assert (head.status_code, head.content) == (get.status_code, b"")
+            assert head.headers["content-length"] == get.headers["content-length"]
+            assert head.status_code == (503 if path == "/health/ready" and not ready else 200)
+
+
 async def test_models_and_health() -> None:
     dispatcher = hello()
     async with serving(dispatcher) as client:
