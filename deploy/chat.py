@@ -9,7 +9,7 @@ import msgspec
 
 from core.errors import DovetailError, UsageError
 from deploy.api_client import START_ADVICE, ApiClient
-from deploy.terminal import complain, say
+from deploy.terminal import complain, lead_stdout_nowhere, say, show
 
 _PROMPT = "you> "
 _FORGET = "/new"
@@ -58,6 +58,7 @@ class Conversation:
 
         Raises:
             KeyboardInterrupt: the user stopped it; the request is aborted.
+            BrokenPipeError: nobody reads any more (`| head`); the request is aborted.
             DovetailError: the API refused, or is gone.
         """
         self._messages.append({"role": "user", "content": text})
@@ -67,7 +68,7 @@ class Conversation:
             for chunk in stream:
                 if chunk.text:
                     shown.append(chunk.text)
-                    say(chunk.text.translate(_VISIBLE), end="")
+                    show(chunk.text.translate(_VISIBLE))
         finally:
             if shown:
                 self._messages.append({"role": "assistant", "content": "".join(shown)})
@@ -85,7 +86,7 @@ class Conversation:
 
 
 def run_chat(options: ChatOptions, *, stdin: TextIO) -> int:
-    """Talk until the input ends; return the exit code.
+    """Talk until the input ends, or nobody reads; return the exit code.
 
     Raises:
         UsageError: nothing to answer.
@@ -93,10 +94,13 @@ def run_chat(options: ChatOptions, *, stdin: TextIO) -> int:
     """
     client = ApiClient(options.url, api_key=options.api_key, advice=START_ADVICE)
     conversation = Conversation(client, options)
-    if stdin.isatty():
-        _talk(conversation, client.url)
-    else:
-        conversation.answer(_read_all(stdin))
+    try:
+        if stdin.isatty():
+            _talk(conversation, client.url)
+        else:
+            conversation.answer(_read_all(stdin))
+    except BrokenPipeError:  # of stdout: the client's own are `Unreachable`
+        lead_stdout_nowhere()
     return 0
 
 

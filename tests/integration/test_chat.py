@@ -50,6 +50,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.bodies.append(json.loads(body))
         self.server.headers.append(dict(self.headers.items()))
         self._start(self.server.status)
+        try:
+            self._send_events()
+        except ConnectionError:  # it left what was on its way
+            self.server.client_left.set()
+
+    def _send_events(self) -> None:
         for event in self.server.events:
             if event is None:
                 self.connection.recv(1)  # returns when the client closes
@@ -225,3 +231,24 @@ def test_refused_message_is_not_kept(api: Api) -> None:
     terminal.until(b"you> ")
     terminal.type(b"\x04")
     assert terminal.close() == 0
+
+
+def test_a_reader_who_left_ends_the_answer_quietly(api: Api) -> None:
+    api.events = [*[text("x" * 4096)] * 40, None]  # more than a pipe holds, and no end
+    command = [sys.executable, "-m", "deploy", "chat", "--url", api.url]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        assert chat.stderr is not None
+        chat.stdin.write(b"hello")
+        chat.stdin.close()
+        assert chat.stdout.read(30) == b"x" * 30
+        chat.stdout.close()
+        try:
+            assert chat.wait(20) == 0
+        finally:
+            chat.kill()
+        assert chat.stderr.read() == b""
+    assert api.client_left.wait(20)

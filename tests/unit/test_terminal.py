@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 
 import pytest
 
-from deploy.terminal import complain, say
+from deploy.terminal import complain, say, show
 
 
 def test_complaint_is_one_line_whatever_the_message(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +22,7 @@ def test_complaint_is_one_line_whatever_the_message(capsys: pytest.CaptureFixtur
 def test_closed_stream_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     say("lost")
+    show("lost")
 
 
 def test_reader_who_left_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +32,15 @@ def test_reader_who_left_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "stdout", Broken())
     say("lost")
+    with pytest.raises(BrokenPipeError):
+        show("made for nobody")
+
+
+def test_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    say("lost")
+    show("lost")
