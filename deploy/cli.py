@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Sequence
 
-from core.environment import let_threads_sleep
+from core.environment import let_threads_sleep, pip_command
 from deploy.platform_check import missing_package, unsupported
 from deploy.terminal import complain
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(sys.argv[1:] if argv is None else argv)
     except ModuleNotFoundError as error:
-        advice = missing_package(error.name or "")
+        advice = missing_package(error.name or "", pip_command())
         if advice is None:
             raise
         complain(advice)

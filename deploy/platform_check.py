@@ -32,12 +32,17 @@ def unsupported(version: tuple[int, int], system: str, machine: str) -> str | No
     return None
 
 
-def missing_package(module: str) -> str | None:
-    """Return how to get a third-party module that is missing; None for a module of our own."""
+def missing_package(module: str, pip: str) -> str | None:
+    """Return how to get a third-party module that is missing; None for a module of our own.
+
+    Args:
+        module: its dotted name.
+        pip: the command that installs for this Python.
+    """
     root = module.partition(".")[0]
     if root in OWN_PACKAGES:
         return None
     return (
         f"the Python package that brings {root!r} is missing: run `make up` in the checkout, "
-        "or `pip install -c constraints.txt -e .` there"
+        f"or `{pip} install -c constraints.txt -e .` there"
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NewType, ParamSpec, TypeVar, cast
 
 from core.addresses import is_loopback
-from core.environment import set_default
+from core.environment import pip_command, set_default
 from core.errors import FabricError
 from kv_transfer.nixl_bindings import Bindings, NativeAgent, Registration
 
@@ -130,7 +130,8 @@ def _load(listen: str) -> Bindings:
     try:
         module = importlib.import_module(_BINDINGS)
     except ImportError as error:
-        msg = f"the wheel nixl-cu12 cannot be imported (pip install nixl==1.5.1): {error}"
+        command = f"{pip_command()} install nixl==1.5.1"
+        msg = f"the wheel nixl-cu12 cannot be imported ({command}): {error}"
         raise FabricError(msg) from error
     return cast("Bindings", cast("object", module))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
 from core.environment import (
     child_environment,
+    pip_command,
     set_default,
     temporary_directory,
     without_proxies,
@@ -58,3 +60,12 @@ def test_default_does_not_override_the_user(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_temporary_directory_is_there() -> None:
     assert temporary_directory().is_dir()
+
+
+def test_the_pip_of_a_virtual_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    monkeypatch.setattr(sys, "prefix", "/my work/.venv")
+    monkeypatch.setattr(sys, "executable", "/my work/.venv/bin/python")
+    assert pip_command() == "'/my work/.venv/bin/python' -m pip"
+    monkeypatch.setattr(sys, "prefix", "/usr")
+    assert pip_command() == "pip"

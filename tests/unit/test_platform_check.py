@@ -41,5 +41,7 @@ def test_own_packages_are_those_of_the_checkout() -> None:
 
 
 def test_only_third_party_modules_can_be_missing() -> None:
-    assert missing_package("core.ids") is None
-    assert "'torch'" in (missing_package("torch.nn") or "")
+    assert missing_package("core.ids", "pip") is None
+    advice = missing_package("torch.nn", "/v/bin/python -m pip") or ""
+    assert "'torch'" in advice
+    assert "`/v/bin/python -m pip install -c" in advice
