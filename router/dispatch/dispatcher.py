@@ -154,7 +154,7 @@ class RouterDispatcher:
     # -- Dispatcher ------------------------------------------------------------------------------
 
     def served_model(self) -> ServedModel | None:
-        """Return the model that most live workers serve."""
+        """Return the model that is served; a live worker of it keeps it so."""
         return self._workers.served_model()
 
     def is_ready(self) -> bool:
@@ -248,6 +248,7 @@ class RouterDispatcher:
         """A worker can be sent to: who waits for one goes on."""
         record = link.record
         _log.info("stream to %s (%s, boot %s) is open", record.worker_id, record.role, record.boot)
+        self._workers.settle()
         for live in list(self._live.values()):
             self._do(live, live.state.worker_came_up())
 
@@ -299,6 +300,7 @@ class RouterDispatcher:
         worker_id = link.record.worker_id
         level = logging.INFO if link.state is LinkState.GONE else logging.WARNING
         _log.log(level, "stream to %s was lost: %s", worker_id, reason)
+        self._workers.settle()
         now = self._clock.now()
         for live in self._requests_of(link):
             self._do(live, live.state.stream_lost(worker_id, reason, now))

@@ -19,7 +19,7 @@ from control_plane.rpc.interface import Stream, StreamListener
 from core.back_off import BackOff, Dice
 from core.clock import Clock
 from core.config import ControlPlaneConfig
-from core.errors import PeerError
+from core.errors import PeerError, ProtocolMismatch
 from core.ids import RequestId
 from core.messages import RouterToWorker, WorkerLoad, WorkerToRouter
 from core.worker_record import Hello, WorkerRecord
@@ -111,12 +111,19 @@ class WorkerLink:
         self._is_dropped = False
         self._back_off = BackOff(first_s=FIRST_WAIT_S, limit_s=MAX_WAIT_S)
         self._has_failed = False
+        self._has_opened = False
+        self._is_refused = False
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether messages can be sent; a suspect link is open."""
         return self._stream is not None
+
+    @property
+    def may_open(self) -> bool:
+        """Whether it is, was or may come to be open: false once a first handshake was refused."""
+        return self._has_opened or not self._is_refused
 
     @property
     def state(self) -> LinkState:
@@ -180,6 +187,7 @@ class WorkerLink:
             except (PeerError, OSError) as error:
                 level = logging.DEBUG if self._has_failed else logging.WARNING
                 self._has_failed = True
+                self._is_refused = isinstance(error, ProtocolMismatch)
                 _log.log(level, "no stream to %s: %s", self.record.worker_id, error)
             else:
                 await self._closed.wait()
@@ -212,6 +220,7 @@ class WorkerLink:
             return
         self._stream = stream
         self._has_failed = False
+        self._has_opened = True
         self._back_off.reset()
         self._owner.link_opened(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,15 +16,27 @@ from router.policy.views import WorkerView
 ModelKey = tuple[str, str, int]
 """(name, fingerprint, block size): workers serve one request together only where all are equal."""
 
+_KEY_FIELDS = ("model", "model_fingerprint", "block_size")
+
+
+_log = logging.getLogger(__name__)
+
 
 class WorkerTable:
-    """Links by worker id; follows the registry."""
+    """Links by worker id; follows the registry.
+
+    The served model is that of the first worker that answers clients (not a prefill worker) whose
+    stream opened. It is kept while such a worker of it is open; then it passes to what most of the
+    open ones serve, or is kept for workers to come back where none is open.
+    """
 
     def __init__(self, owner: LinkOwner, dial: Dial) -> None:
         self._owner = owner
         self._dial = dial
         self._links: dict[WorkerId, WorkerLink] = {}
         self._group: asyncio.TaskGroup | None = None
+        self._served: ModelKey | None = None
+        self._warned: set[WorkerId] = set()
 
     def __iter__(self) -> Iterator[WorkerLink]:
         """Iterate over all links, in the order of their ids."""
@@ -80,22 +93,34 @@ class WorkerTable:
             if link.is_open and _model_of(link.record) == key
         ]
 
+    def settle(self) -> None:
+        """A link opened or was lost: see which model is served, and warn of who has another."""
+        links = [link for link in self._links.values() if link.is_open]
+        counts = Counter(_model_of(link.record) for link in links if _answers(link))
+        if counts and self._served not in counts:
+            self._served = counts.most_common(1)[0][0]
+        if self._served is not None:
+            for link in links:
+                self._warn_of_another_model(link.record, self._served)
+
     def served_model(self) -> ServedModel | None:
-        """Return the model that most open links serve; without any, that of the registered."""
-        links = [link for link in self._links.values() if link.is_open] or self._links.values()
-        counts = Counter(_model_of(link.record) for link in links)
-        if not counts:
+        """Return the served model, as its open workers have it or, without any, those to come.
+
+        A worker whose handshake was refused says nothing of it.
+        """
+        if self._served is None:
             return None
-        key, _ = counts.most_common(1)[0]
-        lengths = [
-            link.record.max_model_len
-            for link in links
-            if _model_of(link.record) == key and link.record.role is not Role.PREFILL
+        links = [
+            link
+            for link in self._links.values()
+            if link.may_open and _answers(link) and _model_of(link.record) == self._served
         ]
-        if not lengths:
+        links = [link for link in links if link.is_open] or links
+        if not links:
             return None
-        name, fingerprint, block_size = key
-        return ServedModel(name, max(lengths), block_size, fingerprint)
+        name, fingerprint, block_size = self._served
+        max_model_len = max(link.record.max_model_len for link in links)
+        return ServedModel(name, max_model_len, block_size, fingerprint)
 
     def roles_alive(self) -> set[Role]:
         """Return the roles of the workers whose streams are open and not suspect."""
@@ -112,7 +137,17 @@ class WorkerTable:
             link.spawn(self._group)
 
     def _drop(self, worker_id: WorkerId, reason: str) -> None:
+        self._warned.discard(worker_id)
         self._links.pop(worker_id).drop(reason)
+
+    def _warn_of_another_model(self, record: WorkerRecord, served: ModelKey) -> None:
+        fields = zip(_KEY_FIELDS, _model_of(record), served, strict=True)
+        differing = [
+            f"{name} {its!r} (served: {ours!r})" for name, its, ours in fields if its != ours
+        ]
+        if differing and record.worker_id not in self._warned:
+            self._warned.add(record.worker_id)
+            _log.warning("%s gets no requests: it has %s", record.worker_id, ", ".join(differing))
 
 
 def key_of(model: ServedModel) -> ModelKey:
@@ -122,3 +157,7 @@ def key_of(model: ServedModel) -> ModelKey:
 
 def _model_of(record: WorkerRecord) -> ModelKey:
     return record.model, record.model_fingerprint, record.block_size
+
+
+def _answers(link: WorkerLink) -> bool:
+    return link.record.role is not Role.PREFILL
