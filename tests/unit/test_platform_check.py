@@ -37,7 +37,7 @@ def test_own_packages_are_those_of_the_checkout() -> None:
     assert spec.origin is not None
     root = Path(spec.origin).parent.parent
     found = {path.parent.name for path in root.glob("*/__init__.py")}
-    assert found == set(OWN_PACKAGES)
+    assert found - {"bench"} == set(OWN_PACKAGES)  # benchmarks are not installed
 
 
 def test_only_third_party_modules_can_be_missing() -> None:
