@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import readline
+import signal
 from typing import Any, TextIO
 
 import msgspec
@@ -96,6 +97,8 @@ def run_chat(options: ChatOptions, *, stdin: TextIO) -> int:
     conversation = Conversation(client, options)
     try:
         if stdin.isatty():
+            # A shell's background job is started with SIGINT ignored; at a terminal it must work.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             _talk(conversation, client.url)
         else:
             conversation.answer(_read_all(stdin))

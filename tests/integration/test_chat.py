@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import pytest
 
 from core.environment import child_environment
 from deploy.cli import main
+
+PATIENCE_S = 30.0
 
 
 class Api(http.server.ThreadingHTTPServer):
@@ -158,10 +161,11 @@ def test_control_characters_do_not_reach_the_terminal(
 
 
 class Terminal:
-    """`dovetail chat` in a pseudo-terminal."""
+    """`dovetail chat` in a pseudo-terminal, started with SIGINT ignored, as background jobs are."""
 
     def __init__(self, url: str) -> None:
         self._fd, other = pty.openpty()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "deploy", "chat", "--url", url],
             stdin=other,
@@ -170,12 +174,15 @@ class Terminal:
             env=child_environment({"TERM": "dumb"}),
             start_new_session=True,
         )
+        signal.signal(signal.SIGINT, before)
         os.close(other)
         self._seen = b""
 
     def until(self, wanted: bytes) -> None:
         """Read until `wanted` came; what came before it is forgotten."""
         while wanted not in self._seen:
+            ready, _, _ = select.select([self._fd], [], [], PATIENCE_S)
+            assert ready, f"{wanted!r} did not come after {self._seen!r}"
             self._seen += os.read(self._fd, 4096)
         self._seen = self._seen.partition(wanted)[2]
 
