@@ -137,7 +137,9 @@ def test_restart_that_fails_is_tried_again_later(start: Start, tmp_path: Path) -
     first = int(launched.wait_for(r"^decode-0 +ready  pid (\d+)")[1])
     psutil.Process(first).kill()
     launched.wait_for(r"^decode-0 +died \(exit code 3\), starts again in (0\.[5-9]|1\.0) s$")
-    assert "dovetail: decode-0 ended before it was ready (exit code 3)" in launched.err
+    complaint = "dovetail: decode-0 ended before it was ready (exit code 3)"
+    launched.wait_until(lambda: complaint in launched.err)  # stdout and stderr have no order
+    assert complaint in launched.err
     crash.unlink()
     launched.wait_for(rf"^decode-0 +ready  pid (?!{first}\b)\d+")
     assert launched.stop() == 0
