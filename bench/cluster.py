@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from core.environment import child_environment
-from deploy.welcome import READY
+from deploy.launcher.welcome import READY
 
 START_S = 60.0
 STOP_S = 20.0

@@ -24,7 +24,7 @@ from core.clock import SystemClock
 from core.environment import child_environment
 from core.ids import BlockId, Boot
 from kv_transfer.descriptors import SpanPairs, paired_spans
-from kv_transfer.nixl_transport import NixlTransport
+from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
 from kv_transfer.transport import Notification, PeerName, RemoteRegion, WriteState

@@ -24,7 +24,7 @@ from core.environment import child_environment
 from core.errors import FabricError
 from core.ids import Boot
 from core.memory_region import MemoryRegion
-from kv_transfer.nixl_transport import NixlTransport
+from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transport import PeerName, Poll, RemoteRegion, Span, Transport, WriteHandle
 

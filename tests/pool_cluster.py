@@ -39,9 +39,9 @@ from engine.events import EngineStats, Event
 from engine.executor.mock_executor import MockExecutor
 from engine.executor.mock_pool import mock_layout
 from engine.executor.mock_tokens import expected_tokens
-from kv_transfer.inprocess import InProcessFabric
-from kv_transfer.inprocess_model import FabricEvent, Faults, Kind
-from kv_transfer.nixl_transport import NixlTransport
+from kv_transfer.inprocess.model import FabricEvent, Faults, Kind
+from kv_transfer.inprocess.transport import InProcessFabric
+from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
 from kv_transfer.transport import Notification, PeerName, Transport

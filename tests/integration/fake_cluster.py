@@ -20,9 +20,9 @@ from pathlib import Path
 from core.clock import SystemClock
 from core.config import Config, load
 from core.errors import DovetailError, UsageError
-from deploy.launcher import run_up
+from deploy.launcher.launcher import run_up
+from deploy.launcher.parent_death import die_with_parent
 from deploy.options import UpOptions
-from deploy.parent_death import die_with_parent
 from deploy.readiness import Readiness, StartRefused, announce
 from deploy.settings import load_config
 from deploy.terminal import complain

@@ -1,4 +1,4 @@
-"""deploy.chat over HTTP: pipes, terminals, Ctrl-C, and answers that go wrong."""
+"""deploy.cli.chat over HTTP: pipes, terminals, Ctrl-C, and answers that go wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from core.environment import child_environment
-from deploy.cli import main
+from deploy.cli.main import main
 
 PATIENCE_S = 30.0
 

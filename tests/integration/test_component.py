@@ -1,4 +1,4 @@
-"""deploy.component: one child process, without a launcher around it."""
+"""deploy.launcher.component: one child process, without a launcher around it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from core.clock import SystemClock
-from deploy import component as module
-from deploy.component import Component, StartFailure, describe_exit
-from deploy.plan import ComponentSpec
+from deploy.launcher import component as module
+from deploy.launcher.component import Component, StartFailure, describe_exit
+from deploy.launcher.plan import ComponentSpec
 
 pytestmark = pytest.mark.anyio
 

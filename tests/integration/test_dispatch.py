@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from control_plane.ledger import LedgerListener
+from control_plane.ledger.reader import LedgerListener
 from control_plane.registry import WorkerChange, WorkerSuspect
 from core.block_hash import hash_blocks
 from core.config import DisaggregationConfig

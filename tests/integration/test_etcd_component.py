@@ -1,4 +1,4 @@
-"""deploy.etcd_component: an etcd that cannot start says why, before its log is gone."""
+"""deploy.launcher.etcd_component: an etcd that cannot start says why, before its log is gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.errors import ControlPlaneError
-from deploy.etcd_component import EtcdComponent
+from deploy.launcher.etcd_component import EtcdComponent
 
 
 @pytest.mark.anyio

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from control_plane import ledger_records
 from control_plane.embedded_etcd import EmbeddedEtcd
 from control_plane.etcd_client import EtcdClient, KeyValue, Put
-from control_plane.ledger import LedgerReader
-from control_plane.ledger_records import CacheCounters, Delta
-from control_plane.ledger_writer import LedgerWriter, Preemption
+from control_plane.ledger import records as ledger_records
+from control_plane.ledger.reader import LedgerReader
+from control_plane.ledger.records import CacheCounters, Delta
+from control_plane.ledger.writer import LedgerWriter, Preemption
 from control_plane.registration import RegistrationHandle
 from control_plane.registry import Registry
 from core.block_hash import BlockHash

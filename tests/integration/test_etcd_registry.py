@@ -19,9 +19,9 @@ from control_plane import prefix_watch
 from control_plane.embedded_etcd import EmbeddedEtcd
 from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing, Put
 from control_plane.lease import Lease
-from control_plane.ledger import LedgerReader
-from control_plane.ledger_records import CacheCounters, Head
-from control_plane.ledger_writer import LedgerWriter
+from control_plane.ledger.reader import LedgerReader
+from control_plane.ledger.records import CacheCounters, Head
+from control_plane.ledger.writer import LedgerWriter
 from control_plane.prefix_watch import PrefixWatch
 from control_plane.registration import ensure_world
 from control_plane.registry import Registry, WorkerChange, WorkerSeen, WorkerSuspect

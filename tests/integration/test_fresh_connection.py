@@ -16,7 +16,7 @@ from core.messages import BlockRun, PrefillAsk, RegionDescriptor
 from core.request import EngineRequest
 from core.sampling_params import SamplingParams
 from kv_transfer.handoff.prefill_messages import Push
-from kv_transfer.nixl_transport import NixlTransport
+from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
 from kv_transfer.transport import PeerName, Poll, WriteState

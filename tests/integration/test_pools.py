@@ -14,7 +14,7 @@ import pytest
 from core.request import EngineRequest, FinishReason
 from core.worker_record import Role
 from kv_transfer.handoff.decode_messages import AttemptOutcome
-from kv_transfer.inprocess_model import Faults
+from kv_transfer.inprocess.model import Faults
 from kv_transfer.transport import Transport
 from tests.pool_cluster import EOS, Answer, PoolCluster, finished, pool_cluster, request_of
 

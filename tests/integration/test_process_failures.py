@@ -51,7 +51,7 @@ def fail(*args, **kwargs):
     raise LookupError("nobody expected it")
 
 {change}
-from deploy.cli import main
+from deploy.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 

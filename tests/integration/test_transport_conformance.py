@@ -11,8 +11,8 @@ import pytest
 
 from core.clock import ManualClock
 from kv_transfer.bytes_region import BytesRegion
-from kv_transfer.inprocess import InProcessFabric
-from kv_transfer.inprocess_model import Faults
+from kv_transfer.inprocess.model import Faults
+from kv_transfer.inprocess.transport import InProcessFabric
 from kv_transfer.transport import PeerName, Poll, Span, WriteState
 from tests.fabric_agents import Agent, RemoteAgent, wait_until
 

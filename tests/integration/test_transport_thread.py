@@ -13,7 +13,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.ids import Boot
-from kv_transfer.nixl_transport import NixlTransport
+from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
 from kv_transfer.transport import Notification, PeerName, RemoteRegion, Span, WriteState
@@ -117,7 +117,7 @@ async def test_a_renewed_agent_writes_again(peer: RemoteAgent) -> None:
 
 def test_the_fabric_needs_no_torch() -> None:
     program = (
-        "import sys; from kv_transfer.nixl_transport import NixlTransport as T; "
+        "import sys; from kv_transfer.nixl.transport import NixlTransport as T; "
         "T('alone@1').close(); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

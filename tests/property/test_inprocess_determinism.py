@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from core.clock import ManualClock
 from core.ids import Boot
 from kv_transfer.bytes_region import BytesRegion
-from kv_transfer.inprocess import InProcessFabric
-from kv_transfer.inprocess_model import FabricEvent, Faults, Frozen, Kind
+from kv_transfer.inprocess.model import FabricEvent, Faults, Frozen, Kind
+from kv_transfer.inprocess.transport import InProcessFabric
 from kv_transfer.transport import PeerName, RemoteRegion, Span
 
 NAMES = [PeerName(f"worker-{index}@1") for index in range(3)]

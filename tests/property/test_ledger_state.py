@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from control_plane import ledger_state
-from control_plane.ledger_records import (
+from control_plane.ledger import state as ledger_state
+from control_plane.ledger.records import (
     CacheCounters,
     Delta,
     Head,
@@ -23,7 +23,7 @@ from control_plane.ledger_records import (
     join_hashes,
     snapshot_parts,
 )
-from control_plane.ledger_state import (
+from control_plane.ledger.state import (
     Change,
     Effect,
     Entry,

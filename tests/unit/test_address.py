@@ -18,7 +18,7 @@ from deploy.address import (
     parse_listen,
     reachable_url,
 )
-from deploy.cli import main
+from deploy.cli.main import main
 from router.web.server import listen
 
 
@@ -93,7 +93,7 @@ def test_commands_warn_of_an_open_fabric_before_they_run(
     async def run(*_: object, **__: object) -> int:
         return 0
 
-    module = {"run_up": "deploy.launcher", "run_worker": "deploy.worker_process"}[ran]
+    module = {"run_up": "deploy.launcher.launcher", "run_worker": "deploy.worker.process"}[ran]
     monkeypatch.setattr(f"{module}.{ran}", run)
     for host, warned in (("10.0.0.1", True), ("127.0.0.1", False)):
         assert main([*argv, "--set", f"kv_transfer.listen={host}"]) == 0

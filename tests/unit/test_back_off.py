@@ -1,4 +1,4 @@
-"""core.back_off, and deploy.restart_delay on top of it."""
+"""core.back_off, and deploy.launcher.restart_delay on top of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from core.back_off import BackOff
-from deploy.restart_delay import FORGIVEN_AFTER_S, LONGEST_DELAY_S, RestartDelay
+from deploy.launcher.restart_delay import FORGIVEN_AFTER_S, LONGEST_DELAY_S, RestartDelay
 
 
 class Largest:

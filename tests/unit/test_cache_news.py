@@ -1,4 +1,4 @@
-"""deploy.cache_news: hashes at once, totals at the heartbeat's pace, and only after changes."""
+"""cache_news: hashes at once, totals at the heartbeat's pace, and only after changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from core.block_hash import BlockHash
 from core.ids import RequestId
-from deploy.cache_news import CacheNews
+from deploy.worker.cache_news import CacheNews
 from engine.engine_thread import EngineStopped
 from engine.events import CacheChanged, EngineStats
 

@@ -1,4 +1,4 @@
-"""deploy.cli: help for newcomers, and one line with exit code 2 for every slip."""
+"""deploy.cli.main: help for newcomers, and one line with exit code 2 for every slip."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
-from deploy.cli import main
+from deploy.cli import main as cli
+from deploy.cli.main import main
 
 
 def complaint(capsys: pytest.CaptureFixture[str]) -> str:
@@ -96,7 +96,7 @@ def test_slip_in_a_child_goes_to_the_launcher_not_to_stderr(tmp_path: Path) -> N
 
 def test_help_needs_no_heavy_import() -> None:
     """What keeps `dovetail --help` quick, stated so that it does not depend on the machine."""
-    probe = "import sys, deploy.commands as c; c.build_parser(); print(*sys.modules)"
+    probe = "import sys, deploy.cli.commands as c; c.build_parser(); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-P", "-c", probe], capture_output=True, check=True, text=True
     ).stdout.split()
@@ -114,13 +114,13 @@ def test_wrong_python_is_one_line(
 def test_missing_wheel_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "deploy.commands", None)  # as if an import in it failed
+    monkeypatch.setitem(sys.modules, "deploy.cli.commands", None)  # as if an import in it failed
     with pytest.raises(ModuleNotFoundError):
         main(["version"])  # one of our own modules: a bug, to be seen as one
 
     def missing(argv: list[str]) -> int:
         raise ModuleNotFoundError(name="nixl_cu12._api")
 
-    monkeypatch.setitem(sys.modules, "deploy.commands", type("Fake", (), {"run": missing}))
+    monkeypatch.setitem(sys.modules, "deploy.cli.commands", type("Fake", (), {"run": missing}))
     assert main(["version"]) == 2
     assert "brings 'nixl_cu12' is missing: run `make up`" in complaint(capsys)

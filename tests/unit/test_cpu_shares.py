@@ -1,11 +1,11 @@
-"""deploy.cpu_shares: disjoint cores where there are enough, none where there are not."""
+"""deploy.launcher.cpu_shares: disjoint cores where there are enough, none where there are not."""
 
 from __future__ import annotations
 
 import pytest
 
 from core.errors import UsageError
-from deploy.cpu_shares import parse_cpus, share_cpus
+from deploy.launcher.cpu_shares import parse_cpus, share_cpus
 
 
 @pytest.mark.parametrize(

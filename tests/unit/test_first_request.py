@@ -1,4 +1,4 @@
-"""deploy.first_request, deploy.welcome: what a start shows of the path, and what to do next."""
+"""first_request and welcome: what a start shows of the path, and what to do next."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deploy.first_request import FirstAnswer, describe
-from deploy.welcome import READY, welcome
+from deploy.launcher.first_request import FirstAnswer, describe
+from deploy.launcher.welcome import READY, welcome
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from core.clock import ManualClock
 from core.errors import FabricError
 from core.ids import Boot
 from kv_transfer.bytes_region import BytesRegion
-from kv_transfer.inprocess import InProcessFabric, InProcessTransport
-from kv_transfer.inprocess_model import FabricEvent, Faults, Frozen, Kind
+from kv_transfer.inprocess.model import FabricEvent, Faults, Frozen, Kind
+from kv_transfer.inprocess.transport import InProcessFabric, InProcessTransport
 from kv_transfer.transport import PeerName, Poll, RemoteRegion, Span, WriteHandle, WriteState
 
 P, D = PeerName("prefill@1"), PeerName("decode@1")

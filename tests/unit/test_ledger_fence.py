@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.ledger_writer import LedgerWriter
+from control_plane.ledger.writer import LedgerWriter
 from control_plane.registration import RegisteredEntry
 from core.clock import SystemClock
 from core.ids import Boot, RequestId, WorkerId

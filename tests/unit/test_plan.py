@@ -1,13 +1,13 @@
-"""deploy.plan: names, roles and command lines of a cluster's processes."""
+"""deploy.launcher.plan: names, roles and command lines of a cluster's processes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.arguments import build_parser
-from deploy.cpu_shares import CpuShare
+from deploy.cli.arguments import build_parser
+from deploy.launcher.cpu_shares import CpuShare
+from deploy.launcher.plan import plan_router, plan_workers
 from deploy.options import UpOptions
-from deploy.plan import plan_router, plan_workers
 
 BASE = ("python", "-m", "deploy", "--parent-pid", "42")
 OPTIONS = UpOptions(2, 1, 1, Path("/models/m.gguf"))

@@ -1,4 +1,4 @@
-"""deploy.platform_check: where Dovetail runs, and what it says elsewhere."""
+"""deploy.cli.platform_check: where Dovetail runs, and what it says elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.platform_check import OWN_PACKAGES, missing_package, unsupported
+from deploy.cli.platform_check import OWN_PACKAGES, missing_package, unsupported
 
 
 @pytest.mark.parametrize("version", [(3, 11), (3, 12), (3, 13)])

@@ -8,7 +8,7 @@ import pytest
 
 from core.config import Config, EngineConfig
 from core.errors import ConfigError
-from deploy.replica import plan_replica
+from deploy.worker.replica import plan_replica
 
 
 def test_a_device_without_a_pool_is_refused_by_name() -> None:

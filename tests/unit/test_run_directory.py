@@ -1,11 +1,11 @@
-"""deploy.run_directory: one directory a launcher, gone with it, abandoned ones removed."""
+"""deploy.launcher.run_directory: one directory a launcher, gone with it, abandoned ones removed."""
 
 from __future__ import annotations
 
 import stat
 from pathlib import Path
 
-from deploy.run_directory import RunDirectory, remove_abandoned
+from deploy.launcher.run_directory import RunDirectory, remove_abandoned
 
 
 def test_directory_is_private_and_gone_afterwards(tmp_path: Path) -> None:

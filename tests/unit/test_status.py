@@ -1,8 +1,8 @@
-"""deploy.status: an aligned table of what /status says."""
+"""deploy.cli.status: an aligned table of what /status says."""
 
 from __future__ import annotations
 
-from deploy.status import ClusterStatus, WorkerStatus, align, render
+from deploy.cli.status import ClusterStatus, WorkerStatus, align, render
 
 
 def test_columns_align_and_numbers_stand_right() -> None:

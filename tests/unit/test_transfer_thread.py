@@ -15,8 +15,8 @@ from core.clock import SystemClock
 from core.errors import FabricError
 from core.ids import Boot
 from kv_transfer.bytes_region import BytesRegion
-from kv_transfer.inprocess import InProcessFabric
-from kv_transfer.inprocess_model import Frozen
+from kv_transfer.inprocess.model import Frozen
+from kv_transfer.inprocess.transport import InProcessFabric
 from kv_transfer.transfer_thread import MIN_POLL_S, TransferThread, WriteOutcome
 from kv_transfer.transport import (
     Notification,

@@ -1,4 +1,4 @@
-"""deploy.worker_health and the route that shows it."""
+"""deploy.worker.health and the route that shows it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from core.errors import FabricError
-from deploy.worker_health import WorkerHealth
-from deploy.worker_http import WorkerApp
+from deploy.worker.health import WorkerHealth
+from deploy.worker.probes import WorkerApp
 from kv_transfer.transport import Health
 
 pytestmark = pytest.mark.anyio

@@ -22,11 +22,11 @@ from core.ids import new_boot
 from core.worker_record import Role, WorkerRecord
 from decode_pool.worker import DecodeWorker
 from deploy.options import WorkerOptions
-from deploy.replica import ReplicaPlan, load_executor, make_engine, plan_replica
-from deploy.worker_metrics import WorkerMetrics
+from deploy.worker.metrics import WorkerMetrics
+from deploy.worker.replica import ReplicaPlan, load_executor, make_engine, plan_replica
 from engine.engine_thread import EngineThread
 from engine.executor.interface import Executor
-from kv_transfer.nixl_transport import NixlTransport
+from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
 from kv_transfer.transport import Notification, PeerName

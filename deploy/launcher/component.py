@@ -14,9 +14,9 @@ from core.back_off import Dice
 from core.clock import Clock
 from core.environment import child_environment
 from core.errors import DovetailError, UsageError
-from deploy.plan import ComponentSpec
+from deploy.launcher.plan import ComponentSpec
+from deploy.launcher.restart_delay import RestartDelay
 from deploy.readiness import Readiness, StartRefused, describe, parse
-from deploy.restart_delay import RestartDelay
 from deploy.terminal import complain, say
 
 START_TIMEOUT_S = 300.0

@@ -20,8 +20,8 @@ from control_plane import background
 from control_plane.background import OnFailure
 from control_plane.etcd_client import EtcdClient, Put
 from control_plane.keys import ClusterKeys
-from control_plane.ledger_records import CacheCounters, Head, snapshot_parts
-from control_plane.ledger_state import WriteDelta, WriterState, WriteSnapshot
+from control_plane.ledger.records import CacheCounters, Head, snapshot_parts
+from control_plane.ledger.state import WriteDelta, WriterState, WriteSnapshot
 from control_plane.registration import RegisteredEntry, RegistrationHandle
 from core.back_off import BackOff
 from core.block_hash import BlockHash

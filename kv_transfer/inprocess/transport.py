@@ -22,7 +22,7 @@ import msgspec
 from core.errors import FabricError
 from core.memory_region import MemoryRegion
 from kv_transfer.descriptors import check_bounds
-from kv_transfer.inprocess_model import (
+from kv_transfer.inprocess.model import (
     Descriptor,
     Dice,
     FabricEvent,

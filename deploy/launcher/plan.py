@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from core.worker_record import Role
-from deploy.cpu_shares import CpuShare
+from deploy.launcher.cpu_shares import CpuShare
 from deploy.options import UpOptions
 
 

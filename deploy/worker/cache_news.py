@@ -17,7 +17,7 @@ from engine.events import CacheChanged, EngineStats
 
 
 class Ledger(Protocol):
-    """`control_plane.ledger_writer.LedgerWriter`."""
+    """`control_plane.ledger.writer.LedgerWriter`."""
 
     def publish(
         self,

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from core.environment import let_threads_sleep, pip_command
-from deploy.platform_check import missing_package, unsupported
+from deploy.cli.platform_check import missing_package, unsupported
 from deploy.terminal import complain
 
 USAGE_ERROR = 2
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     let_threads_sleep()
     try:
         # Imported here: it needs third-party packages and a new Python, which were checked above.
-        from deploy.commands import run  # noqa: PLC0415
+        from deploy.cli.commands import run  # noqa: PLC0415
 
         return run(sys.argv[1:] if argv is None else argv)
     except ModuleNotFoundError as error:

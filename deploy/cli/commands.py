@@ -18,11 +18,11 @@ from core.errors import DovetailError, UsageError
 from core.ids import WorkerId
 from core.worker_record import Role
 from deploy.address import exposure_warning, fabric_warning, is_wildcard, parse_listen
-from deploy.arguments import build_parser
-from deploy.cpu_shares import parse_cpus
+from deploy.cli.arguments import build_parser
+from deploy.launcher.cpu_shares import parse_cpus
+from deploy.launcher.parent_death import die_with_parent
 from deploy.model_path import resolve_model
 from deploy.options import RouterOptions, UpOptions, WorkerOptions
-from deploy.parent_death import die_with_parent
 from deploy.readiness import StartRefused, announce
 from deploy.settings import load_config
 from deploy.terminal import complain, say
@@ -69,7 +69,7 @@ def _up(arguments: argparse.Namespace) -> int:
     options = _up_options(arguments, config)
 
     # Imported here, as in all commands: what a command does not use costs it no time.
-    from deploy.launcher import run_up  # noqa: PLC0415
+    from deploy.launcher.launcher import run_up  # noqa: PLC0415
 
     return asyncio.run(run_up(config, options, clock=SystemClock()))
 
@@ -120,7 +120,7 @@ def _worker(arguments: argparse.Namespace) -> int:
     without_proxies()
 
     # After the pinning: arithmetic libraries count their cores when they are loaded.
-    from deploy.worker_process import run_worker  # noqa: PLC0415
+    from deploy.worker.process import run_worker  # noqa: PLC0415
 
     asyncio.run(run_worker(config, options))
     return 0
@@ -149,13 +149,13 @@ def _worker_options(arguments: argparse.Namespace, config: Config) -> WorkerOpti
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from deploy.status import run_status  # noqa: PLC0415
+    from deploy.cli.status import run_status  # noqa: PLC0415
 
     return run_status(arguments.url, api_key=arguments.api_key, as_json=arguments.json)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    from deploy.chat import ChatOptions, run_chat  # noqa: PLC0415
+    from deploy.cli.chat import ChatOptions, run_chat  # noqa: PLC0415
 
     options = ChatOptions(
         url=arguments.url,

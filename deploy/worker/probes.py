@@ -18,7 +18,7 @@ class WorkerApp:
 
     Args:
         refresh: brings what `registry` shows up to date; awaited before each scrape.
-        is_ready: see `deploy.worker_health`.
+        is_ready: see `deploy.worker.health`.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import NewType, ParamSpec, TypeVar, cast
 from core.addresses import is_loopback
 from core.environment import pip_command, set_default
 from core.errors import FabricError
-from kv_transfer.nixl_bindings import Bindings, NativeAgent, Registration
+from kv_transfer.nixl.bindings import Bindings, NativeAgent, Registration
 
 Descriptor = tuple[int, int]
 """Address and bytes."""

@@ -12,9 +12,9 @@ from control_plane.embedded_etcd import EmbeddedEtcd
 from core.back_off import Dice
 from core.clock import Clock
 from core.errors import ControlPlaneError
-from deploy.component import describe_exit
+from deploy.launcher.component import describe_exit
+from deploy.launcher.restart_delay import RestartDelay
 from deploy.readiness import Readiness, describe
-from deploy.restart_delay import RestartDelay
 from deploy.terminal import complain, say
 
 NAME = "etcd"

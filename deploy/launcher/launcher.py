@@ -26,16 +26,16 @@ from core.environment import temporary_directory
 from core.errors import DovetailError, UsageError
 from deploy.address import claim_port, reachable_url
 from deploy.api_client import ApiClient
-from deploy.component import Component
-from deploy.cpu_shares import share_cpus
-from deploy.etcd_component import EtcdComponent
-from deploy.first_request import ask, describe, wait_until_ready
+from deploy.launcher.component import Component
+from deploy.launcher.cpu_shares import share_cpus
+from deploy.launcher.etcd_component import EtcdComponent
+from deploy.launcher.first_request import ask, describe, wait_until_ready
+from deploy.launcher.plan import ComponentSpec, plan_router, plan_workers
+from deploy.launcher.run_directory import RunDirectory
+from deploy.launcher.welcome import welcome
 from deploy.options import UpOptions
-from deploy.plan import ComponentSpec, plan_router, plan_workers
-from deploy.run_directory import RunDirectory
 from deploy.settings import to_toml
 from deploy.terminal import complain, say
-from deploy.welcome import welcome
 
 # -P: a folder named `core` or `router` where the user happens to be must not be imported.
 PROGRAM = (sys.executable, "-P", "-m", "deploy")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, assert_never
 
-from control_plane.ledger_records import (
+from control_plane.ledger.records import (
     HASH_BYTES,
     CacheCounters,
     Delta,

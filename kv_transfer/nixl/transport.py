@@ -18,9 +18,9 @@ import msgspec
 from core.errors import FabricError
 from core.memory_region import MemoryRegion
 from kv_transfer.descriptors import check_bounds
-from kv_transfer.nixl_agent import NixlAgent, Request
-from kv_transfer.nixl_bindings import Registration
-from kv_transfer.tcp_traffic import acked_by_socket, acked_since
+from kv_transfer.nixl.agent import NixlAgent, Request
+from kv_transfer.nixl.bindings import Registration
+from kv_transfer.nixl.tcp_traffic import acked_by_socket, acked_since
 from kv_transfer.transport import (
     Health,
     Notification,

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from msgspec.structs import replace
 
 from control_plane.etcd_client import EtcdClient
-from control_plane.ledger_writer import LedgerWriter
+from control_plane.ledger.writer import LedgerWriter
 from control_plane.registration import RegistrationHandle
 from control_plane.registry import Registry
 from control_plane.rpc.client import connect
@@ -28,14 +28,14 @@ from core.log import configure
 from core.messages import DecodeToPrefill, PrefillCandidate, PrefillToDecode
 from core.worker_record import Hello, WorkerRecord
 from decode_pool.ports import DecodePorts
-from deploy.cache_news import CacheNews
 from deploy.options import WorkerOptions
 from deploy.process_end import ProcessEnd
 from deploy.readiness import Readiness, announce
-from deploy.worker_health import WorkerHealth
-from deploy.worker_http import WorkerApp
-from deploy.worker_parts import WorkerParts, start_parts
-from kv_transfer.nixl_transport import NixlTransport
+from deploy.worker.cache_news import CacheNews
+from deploy.worker.health import WorkerHealth
+from deploy.worker.parts import WorkerParts, start_parts
+from deploy.worker.probes import WorkerApp
+from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.transport import Health
 from prefill_pool.ports import PrefillPorts
 from prefill_pool.worker import PrefillWorker

@@ -1,0 +1,1 @@
+"""`dovetail up`: a whole cluster on one machine, its processes started, watched and stopped."""

@@ -1,0 +1,1 @@
+"""One worker process: engine, fabric, streams, registration and HTTP, wired once."""

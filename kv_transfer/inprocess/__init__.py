@@ -1,0 +1,1 @@
+"""A fabric inside one process: the transport's fake for tests and simulation, faults included."""
