@@ -6,10 +6,11 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import handoff, ttft
+from bench import engine, handoff, ttft
 from bench.figures import Figure, bench_line, table
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
+    "engine": engine.run,
     "handoff": handoff.run,
     "ttft": ttft.run,
 }
