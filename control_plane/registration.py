@@ -19,10 +19,10 @@ import msgspec
 
 from control_plane import background
 from control_plane.background import OnFailure
-from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing, Put
+from control_plane.etcd.client import Deleted, EtcdClient, KeyValue, Listing, Put
+from control_plane.etcd.lease import Lease
+from control_plane.etcd.prefix_watch import PrefixWatch
 from control_plane.keys import ClusterKeys
-from control_plane.lease import Lease
-from control_plane.prefix_watch import PrefixWatch
 from core.back_off import BackOff
 from core.clock import Clock
 from core.errors import ControlPlaneError

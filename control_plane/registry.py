@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from control_plane.background import OnFailure
-from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing
+from control_plane.etcd.client import Deleted, EtcdClient, KeyValue, Listing
+from control_plane.etcd.prefix_watch import PrefixWatch
 from control_plane.keys import ClusterKeys
-from control_plane.prefix_watch import PrefixWatch
 from control_plane.registration import RegistrationHandle, decode_record
 from core.clock import Clock
 from core.ids import Boot, WorkerId

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from control_plane.etcd_client import EtcdClient
+from control_plane.etcd.client import EtcdClient
 from control_plane.ledger.reader import LedgerReader
 from control_plane.registry import Registry
 from control_plane.rpc.client import connect

@@ -13,11 +13,11 @@ from typing import Protocol, assert_never
 import msgspec
 
 from control_plane.background import OnFailure
-from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing
+from control_plane.etcd.client import Deleted, EtcdClient, KeyValue, Listing
+from control_plane.etcd.prefix_watch import PrefixWatch
 from control_plane.keys import ClusterKeys
 from control_plane.ledger.records import CacheCounters, decode
 from control_plane.ledger.state import Change, Effect, Entry, Gap, Gone, ReaderState, Snapshot
-from control_plane.prefix_watch import PrefixWatch
 from core.back_off import BackOff
 from core.block_hash import BlockHash
 from core.ids import Boot, WorkerId

@@ -8,7 +8,7 @@ import os
 import signal
 from pathlib import Path
 
-from control_plane.embedded_etcd import EmbeddedEtcd
+from control_plane.etcd.embedded import EmbeddedEtcd
 from core.back_off import Dice
 from core.clock import Clock
 from core.errors import ControlPlaneError

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 
 from msgspec.structs import replace
 
-from control_plane.etcd_client import EtcdClient
+from control_plane.etcd.client import EtcdClient
 from control_plane.ledger.writer import LedgerWriter
 from control_plane.registration import RegistrationHandle
 from control_plane.registry import Registry

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from control_plane.embedded_etcd import server_binary
+from control_plane.etcd.embedded import server_binary
 from tests.asked import Asked, prompt_of
 from tests.faults import scrape, statuses, until, wait_idle, wait_live
 from tests.launched import Launched

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from control_plane import embedded_etcd
-from control_plane.embedded_etcd import EmbeddedEtcd, server_binary
-from control_plane.etcd_client import EtcdClient, Put
+from control_plane.etcd import embedded as embedded_etcd
+from control_plane.etcd.client import EtcdClient, Put
+from control_plane.etcd.embedded import EmbeddedEtcd, server_binary
 from core.clock import SystemClock
 from core.config import ControlPlaneConfig
 from core.environment import child_environment
@@ -103,7 +103,7 @@ def end_of(pid: int) -> Generator[asyncio.Event]:
 LAUNCHER = """
 import asyncio, sys
 from pathlib import Path
-from control_plane.embedded_etcd import EmbeddedEtcd
+from control_plane.etcd.embedded import EmbeddedEtcd
 
 async def main():
     directory = Path(sys.argv[1])

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from control_plane.embedded_etcd import EmbeddedEtcd
-from control_plane.etcd_client import EtcdClient, KeyValue, Put
+from control_plane.etcd.client import EtcdClient, KeyValue, Put
+from control_plane.etcd.embedded import EmbeddedEtcd
 from control_plane.ledger import records as ledger_records
 from control_plane.ledger.reader import LedgerReader
 from control_plane.ledger.records import CacheCounters, Delta

@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from control_plane import prefix_watch
-from control_plane.embedded_etcd import EmbeddedEtcd
-from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing, Put
-from control_plane.lease import Lease
+from control_plane.etcd import prefix_watch
+from control_plane.etcd.client import Deleted, EtcdClient, KeyValue, Listing, Put
+from control_plane.etcd.embedded import EmbeddedEtcd
+from control_plane.etcd.lease import Lease
+from control_plane.etcd.prefix_watch import PrefixWatch
 from control_plane.ledger.reader import LedgerReader
 from control_plane.ledger.records import CacheCounters, Head
 from control_plane.ledger.writer import LedgerWriter
-from control_plane.prefix_watch import PrefixWatch
 from control_plane.registration import ensure_world
 from control_plane.registry import Registry, WorkerChange, WorkerSeen, WorkerSuspect
 from core.clock import SystemClock
@@ -180,7 +180,7 @@ async def test_deadlines_hold_when_etcd_is_frozen_and_one_line_tells_it(
     assert CLOCK.now() - started < 1.5
     etcd.signal(signal.SIGCONT)
     await client.get("/a")
-    outage = [r.message for r in caplog.records if r.name == "control_plane.etcd_client"]
+    outage = [r.message for r in caplog.records if r.name == "control_plane.etcd.client"]
     assert len(outage) == 2
     assert "serving goes on without it" in outage[0]
     assert "etcd answers again" in outage[1]

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import pytest
 
-from control_plane.embedded_etcd import EmbeddedEtcd
+from control_plane.etcd.embedded import EmbeddedEtcd
 from tests.launched import Launched
 
 pytestmark = pytest.mark.anyio

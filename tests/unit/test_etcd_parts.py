@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing
+from control_plane.etcd.client import Deleted, EtcdClient, KeyValue, Listing
+from control_plane.etcd.lease import Lease
 from control_plane.keys import ClusterKeys
-from control_plane.lease import Lease
 from control_plane.registry import WorkerChange, WorkerSeen, WorkersListener, WorkerSuspect
 from core.clock import ManualClock
 from core.config import ControlPlaneConfig
@@ -137,7 +137,7 @@ async def test_a_host_that_does_not_resolve_is_named() -> None:
 async def test_an_etcd_never_reached_is_waited_for_and_a_lost_one_is_done_without(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, logger="control_plane.etcd_client")
+    caplog.set_level(logging.INFO, logger="control_plane.etcd.client")
     client = EtcdClient(ControlPlaneConfig(etcd="h:1,i:2"), clock=ManualClock())
 
     async def answer() -> int:

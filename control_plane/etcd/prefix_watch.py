@@ -18,7 +18,7 @@ from typing import Protocol
 
 from control_plane import background
 from control_plane.background import OnFailure
-from control_plane.etcd_client import Deleted, EtcdClient, KeyValue, Listing, WatchLostError
+from control_plane.etcd.client import Deleted, EtcdClient, KeyValue, Listing, WatchLostError
 from core.back_off import BackOff
 from core.errors import ControlPlaneError
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from control_plane import background
 from control_plane.background import OnFailure
-from control_plane.etcd_client import EtcdClient
+from control_plane.etcd.client import EtcdClient
 from core.back_off import BackOff
 from core.clock import Clock
 from core.errors import ControlPlaneError

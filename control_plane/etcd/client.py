@@ -1,7 +1,7 @@
 """etcd3aio, wrapped once: every call has a deadline, every failure is a `ControlPlaneError`.
 
 A server that hangs would hang etcd3aio's calls for as long, so nothing else of it is used: leases
-are kept by `control_plane.lease`, watches by `control_plane.prefix_watch`. One line is logged when
+are kept by `control_plane.etcd.lease`, watches by `control_plane.etcd.prefix_watch`. One line is logged when
 etcd stops answering (or does not yet) and one when it does, however many calls fail between.
 """
 
