@@ -10,9 +10,9 @@ from control_plane.rpc.interface import Stream, StreamListener
 from core.ids import RequestId
 from core.memory_region import MemoryRegion
 from core.messages import DecodeToPrefill, PrefillCandidate, PrefillToDecode
-from engine.engine_thread import EngineThread
+from engine.engine_driver import EngineDriver
 from engine.events import CacheChanged
-from kv_transfer.transfer_thread import TransferThread
+from kv_transfer.transfer_driver import TransferDriver
 
 
 class FenceableRegion(MemoryRegion, Protocol):
@@ -50,8 +50,8 @@ class DecodePorts:
         on_transport: hears what its peers' writes come over ("ucx (cma)") when they tell.
     """
 
-    engine: EngineThread
-    fabric: TransferThread
+    engine: EngineDriver
+    fabric: TransferDriver
     region: FenceableRegion
     connect: Connect
     on_cache_changed: Callable[[CacheChanged], None]

@@ -35,12 +35,12 @@ from core.messages import (
 from decode_pool.live_request import LiveRequest, RequestState
 from decode_pool.prefill_peers import PrefillPeers
 from decode_pool.stats import EXPOSED_BUCKETS_S, Histogram
-from engine.engine_thread import EngineThread
+from engine.engine_driver import EngineDriver
 from engine.events import Reserved
 from engine.interface import EngineApi
 from kv_transfer.handoff import decode_messages as d
 from kv_transfer.handoff import decode_side, quarantine
-from kv_transfer.transfer_thread import TransferThread
+from kv_transfer.transfer_driver import TransferDriver
 
 _log = logging.getLogger(__name__)
 
@@ -84,8 +84,8 @@ class Receiving:
         self,
         owner: Owner,
         *,
-        engine: EngineThread,
-        fabric: TransferThread,
+        engine: EngineDriver,
+        fabric: TransferDriver,
         peers: PrefillPeers,
         region: RegionDescriptor,
         on_joined: OnAnswer,

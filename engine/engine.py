@@ -80,6 +80,11 @@ class Engine:
         self._may_progress = False
         self._is_checked = True
 
+    @property
+    def scheduler(self) -> Scheduler:
+        """Who decides, for simulations and tests that check what the decisions keep to."""
+        return self._scheduler
+
     def add(self, request: EngineRequest, mode: Mode, *, handoff: HandoffId | None = None) -> None:
         """See `EngineApi.add`."""
         self._note_change()

@@ -25,7 +25,7 @@ from core.clock import Clock
 from core.errors import RequestError
 from core.ids import Boot, HandoffId, RequestId
 from core.messages import HandoffFailed, HandoffProgress, HandoffSettled, PrefillAsk
-from engine.engine_thread import EngineThread
+from engine.engine_driver import EngineDriver
 from engine.events import Admitted, CacheChanged, Computed, Event, Generated, Mode
 from kv_transfer.handoff import prefill_messages as p
 from kv_transfer.handoff import prefill_side
@@ -62,7 +62,7 @@ class Attempts:
     def __init__(  # noqa: PLR0913 - keyword-only wiring, called once
         self,
         terms: PrefillTerms,
-        engine: EngineThread,
+        engine: EngineDriver,
         pusher: Pusher,
         *,
         later: Later,

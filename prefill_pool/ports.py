@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.memory_region import MemoryRegion
-from engine.engine_thread import EngineThread
+from engine.engine_driver import EngineDriver
 from engine.events import CacheChanged
-from kv_transfer.transfer_thread import TransferThread
+from kv_transfer.transfer_driver import TransferDriver
 from kv_transfer.transport import Transport
 
 
@@ -27,8 +27,8 @@ class PrefillPorts:
         on_transport: hears what the fabric's writes go over ("ucx (cma)") when it becomes known.
     """
 
-    engine: EngineThread
-    fabric: TransferThread
+    engine: EngineDriver
+    fabric: TransferDriver
     region: MemoryRegion
     new_transport: Callable[[], Transport]
     on_cache_changed: Callable[[CacheChanged], None]

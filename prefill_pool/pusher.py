@@ -22,7 +22,8 @@ from core.ids import Boot
 from core.messages import PrefillAsk, RegionDescriptor, WriteNotification
 from kv_transfer.descriptors import paired_spans
 from kv_transfer.handoff.prefill_messages import Push
-from kv_transfer.transfer_thread import TransferThread, WriteOutcome
+from kv_transfer.transfer_driver import TransferDriver
+from kv_transfer.transfer_thread import WriteOutcome
 from kv_transfer.transport import PeerName, Poll, RemoteRegion, Transport, WriteState
 from kv_transfer.transports_seen import TransportsSeen
 
@@ -85,7 +86,7 @@ class Pusher:
 
     def __init__(
         self,
-        fabric: TransferThread,
+        fabric: TransferDriver,
         boot: Boot,
         on_transport: Callable[[str], None] | None = None,
     ) -> None:

@@ -40,6 +40,13 @@ class Receiving:
         """Whether writes of an attempt may still land in blocks that are kept for it."""
         return handoff in self._quarantine_by_handoff
 
+    def writable(self, handoff: HandoffId) -> list[BlockId]:
+        """Return the blocks that writes of this attempt may land in: reserved or quarantined."""
+        sequence = self._sequence_by_handoff.get(handoff)
+        if sequence is not None:
+            return sequence.block_ids[sequence.blocks.num_shared :]
+        return self._quarantine_by_handoff.get(handoff, [])
+
     @property
     def num_seats(self) -> int:
         """Slots that the sequences will need when they join."""

@@ -55,6 +55,11 @@ class Scheduler:
         self._results = Results(self._state)
         self._num_arrived = 0
 
+    @property
+    def state(self) -> SchedulerState:
+        """The queues and the memory; to be looked at, for invariants, and never changed."""
+        return self._state
+
     def add(self, request: EngineRequest, mode: Mode, *, handoff: HandoffId | None = None) -> None:
         """Queue a request; see `EngineApi.add`.
 
@@ -104,6 +109,7 @@ class Scheduler:
         run = trunk.run
         run.received_tokens = num_received
         run.peer_cached_tokens = num_peer_cached
+        run.next_scored = None
         state.complete_prompt(run)
         num_full = run.num_prompt // self._settings.block_size
         state.memory.publish(trunk.hashes[:num_full], trunk.blocks)

@@ -307,7 +307,8 @@ class RouterDispatcher:
         self._workers.drop_if_dead(link)
 
     def _requests_of(self, link: WorkerLink) -> list[LiveRequest]:
-        return [self._live[request_id] for request_id in list(link.requests)]
+        # Sorted: a set of texts has another order in every process, a simulation must have one.
+        return [self._live[request_id] for request_id in sorted(link.requests)]
 
     # -- what workers say ------------------------------------------------------------------------
 
