@@ -99,7 +99,10 @@ class RequestTrace(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         decision: why it went this way.
-        cached_tokens: prompt tokens that no worker computed.
+        cached_tokens: prompt tokens that no worker computed, as of the request's first attempt:
+            what that found in the cache of the worker that computes the prompt. A later one may
+            find what the first computed, so where the first broke off before it said what it
+            found, 0. With a worker that refused, or was not reached, nothing was attempted.
         prefill_queue_s: at the prefill worker; None where the decode worker computed the prompt,
             which waits for its blocks alone (`reservation_wait_s`).
         prefill_s: computing the prompt, wherever that was.

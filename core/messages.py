@@ -1,11 +1,11 @@
 """What processes say to each other. Plain values; `control_plane.rpc` puts them into protobuf.
 
     router -> worker (role decode or both)   StartRequest, AbortRequest
-    worker -> router                         TokenBatch, PathReport, RequestRefused, RequestFailed,
-                                             WorkerLoad
+    worker -> router                         TokenBatch, PromptScored, PathReport, RequestRefused,
+                                             RequestFailed, WorkerLoad
     decode -> prefill                        PrefillAsk, SettleHandoff
-    prefill -> decode                        HandoffProgress, FirstTokens, HandoffRefused,
-                                             HandoffFailed, HandoffSettled
+    prefill -> decode                        HandoffProgress, HandoffScored, FirstTokens,
+                                             HandoffRefused, HandoffFailed, HandoffSettled
 
 Remaining time crosses, never a deadline: clocks differ between machines.
 """
@@ -16,7 +16,13 @@ import msgspec
 
 from core.ids import BlockId, Boot, HandoffId, RequestId, WorkerId
 from core.lifetime import RequestTrace
-from core.request import EngineRequest, FinishReason, TokenLogprobs, TokenUpdate
+from core.request import (
+    EngineRequest,
+    FinishReason,
+    PromptLogprobs,
+    TokenLogprobs,
+    TokenUpdate,
+)
 
 
 class PrefillCandidate(msgspec.Struct, frozen=True):
@@ -60,6 +66,15 @@ class TokenBatch(msgspec.Struct, frozen=True):
     """Worker to router: all tokens of one step on this stream, in one message."""
 
     updates: tuple[TokenUpdate, ...]
+
+
+class PromptScored(msgspec.Struct, frozen=True):
+    """Worker to router: log-probabilities of a chunk of the prompt, in order and ahead of the first
+    token. A receiver takes only the current dispatch, and what it does not have yet."""
+
+    request_id: RequestId
+    dispatch: int
+    logprobs: PromptLogprobs
 
 
 class PathReport(msgspec.Struct, frozen=True):
@@ -188,6 +203,14 @@ class HandoffProgress(msgspec.Struct, frozen=True):
     handoffs: tuple[HandoffId, ...]
 
 
+class HandoffScored(msgspec.Struct, frozen=True):
+    """Prefill to decode: log-probabilities of a chunk of the prompt, where they are asked for; in
+    order and ahead of the first tokens."""
+
+    handoff: HandoffId
+    logprobs: PromptLogprobs
+
+
 class FirstTokens(msgspec.Struct, frozen=True):
     """Prefill to decode: the prompt is computed.
 
@@ -235,9 +258,18 @@ class HandoffSettled(msgspec.Struct, frozen=True):
 
 
 RouterToWorker = StartRequest | AbortRequest
-WorkerToRouter = TokenBatch | PathReport | RequestRefused | RequestFailed | WorkerLoad
+WorkerToRouter = (
+    TokenBatch | PromptScored | PathReport | RequestRefused | RequestFailed | WorkerLoad
+)
 DecodeToPrefill = PrefillAsk | SettleHandoff
-PrefillToDecode = HandoffProgress | FirstTokens | HandoffRefused | HandoffFailed | HandoffSettled
+PrefillToDecode = (
+    HandoffProgress
+    | HandoffScored
+    | FirstTokens
+    | HandoffRefused
+    | HandoffFailed
+    | HandoffSettled
+)
 
 
 class WriteNotification(msgspec.Struct, frozen=True, array_like=True):

@@ -37,6 +37,12 @@ class EngineRequest(msgspec.Struct, frozen=True):
     namespace: bytes = b""
     priority: int = 0
 
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the prompt's log-probabilities are to be told. They come before the first token,
+        so with outputs they have been."""
+        return self.sampling.prompt_logprobs is not None and not self.outputs
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities (natural log, of the unmodified logits) at one position.
@@ -50,6 +56,49 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     chosen: float
     top_ids: tuple[int, ...] = ()
     top: tuple[float, ...] = ()
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities (natural log, of the unmodified logits) of consecutive prompt tokens, each
+    given the tokens before it. The first token of a prompt has none.
+
+    Attributes:
+        start: index in the prompt of the first token here, at least 1.
+        chosen: one a token.
+        ranks: one a token, from 1: how many of the vocabulary are at least as likely.
+        num_top: alternatives a token.
+        top_ids: `num_top` ids a token, most likely first, one token's after the other's.
+        top: their log-probabilities.
+    """
+
+    start: int
+    chosen: tuple[float, ...]
+    ranks: tuple[int, ...]
+    num_top: int = 0
+    top_ids: tuple[int, ...] = ()
+    top: tuple[float, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Index in the prompt of the token after the last one here."""
+        return self.start + len(self.chosen)
+
+    def since(self, position: int) -> PromptLogprobs | None:
+        """Return the part from a prompt token on, None where that is nothing."""
+        skip = position - self.start
+        if skip <= 0:
+            return self
+        if position >= self.end:
+            return None
+        first = skip * self.num_top
+        return PromptLogprobs(
+            start=position,
+            chosen=self.chosen[skip:],
+            ranks=self.ranks[skip:],
+            num_top=self.num_top,
+            top_ids=self.top_ids[first:],
+            top=self.top[first:],
+        )
 
 
 class TokenUpdate(msgspec.Struct, frozen=True):

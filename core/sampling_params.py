@@ -30,6 +30,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         ignore_eos: EOS ends nothing.
         logprobs: number of top alternatives to return; 0 returns the chosen token's alone, None
             nothing.
+        prompt_logprobs: likewise for each prompt token; None leaves the prompt unscored.
         seed: 64 unsigned bits.
     """
 
@@ -50,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     seed: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None
 
     def ending_token_ids(self) -> frozenset[int]:
         """Return the ids that end a sample: stop tokens, and EOS unless ignored."""

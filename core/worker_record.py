@@ -8,8 +8,9 @@ import msgspec
 
 from core.ids import Boot, WorkerId
 
-PROTOCOL_VERSION = 1
-"""Version of the gRPC messages; 1: first."""
+PROTOCOL_VERSION = 2
+"""Version of the gRPC messages; 1: first; 2: log-probabilities of prompts, which an older worker
+would leave out."""
 
 
 class Role(enum.StrEnum):

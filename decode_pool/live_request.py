@@ -34,7 +34,7 @@ class TracePath:
     """What a request's trace is made of, as far as it is known.
 
     Attributes:
-        cached_tokens: of the first attempt that said; later ones change nothing.
+        cached_tokens: see `RequestTrace`; None until the first attempt said or broke off.
         blocks_asked: prompt blocks that the current attempt brings.
     """
 
@@ -50,6 +50,10 @@ class TracePath:
         """Remember what the first attempt found; a later one may find what the first computed."""
         if self.cached_tokens is None:
             self.cached_tokens = num_tokens
+
+    def attempt_lost(self) -> None:
+        """An attempt that may have computed broke off; what it had found is not known any more."""
+        self.found_cached(0)
 
     def computed_here(self, decision: PrefillDecision) -> None:
         """The prompt is computed here after all."""
@@ -69,6 +73,7 @@ class LiveRequest:
             one before.
         side: the handoff; None for requests that never had a prefill candidate.
         next_index: per sample, the index of the next token to send.
+        next_scored: the prompt token whose log-probability is to be sent next.
         reported: the trace as the router knows it.
         is_preempted: a sample lost its blocks, and no token came since.
     """
@@ -79,6 +84,7 @@ class LiveRequest:
     deadline: float
     path: TracePath
     next_index: list[int]
+    next_scored: int = 1
     side: DecodeSide | None = None
     state: RequestState = RequestState.WAITING
     lifetime: Lifetime = field(default_factory=Lifetime)

@@ -25,13 +25,16 @@ from core.clock import Clock
 from core.ids import Boot, HandoffId, RequestId
 from core.lifetime import Duration, PrefillDecision, Stamp
 from core.messages import (
+    HandoffFailed,
     HandoffProgress,
+    HandoffScored,
     HandoffSettled,
     PrefillAsk,
     PrefillToDecode,
     RegionDescriptor,
     WriteNotification,
 )
+from core.request import PromptLogprobs
 from decode_pool.live_request import LiveRequest, RequestState
 from decode_pool.prefill_peers import PrefillPeers
 from decode_pool.stats import EXPOSED_BUCKETS_S, Histogram
@@ -43,6 +46,13 @@ from kv_transfer.handoff import decode_side, quarantine
 from kv_transfer.transfer_driver import TransferDriver
 
 _log = logging.getLogger(__name__)
+
+_NOTHING_LOST = (
+    d.AttemptOutcome.COMPLETED,
+    d.AttemptOutcome.REFUSED,
+    d.AttemptOutcome.UNDELIVERED,
+)
+"""Outcomes of attempts whose hits are known, or that never began."""
 
 OnAnswer = Callable[[LiveRequest, asyncio.Future[None]], None]
 
@@ -60,6 +70,10 @@ class Owner(Protocol):
 
     def emit_first(self, live: LiveRequest, effect: d.EmitTokens) -> None:
         """Send the first tokens on."""
+        ...
+
+    def emit_scores(self, live: LiveRequest, logprobs: PromptLogprobs) -> None:
+        """Send on what is new of the prompt's log-probabilities."""
         ...
 
     def fail(self, live: LiveRequest, message: str, *, retriable: bool) -> None:
@@ -150,7 +164,22 @@ class Receiving:
             for handoff in message.handoffs:
                 self._peer_event(d.AttemptAlive(handoff))
             return
+        if isinstance(message, HandoffScored):
+            self._scored(message)
+            return
         self._peer_event(message)
+
+    def _scored(self, message: HandoffScored) -> None:
+        """Of the current attempt; another's may come too late, behind the first tokens."""
+        handoff = message.handoff
+        live = self._owner.find(handoff)
+        if live is None or live.side is None or live.side.handoff != handoff:
+            return
+        if message.logprobs.start > live.next_scored:
+            self.advance(live, HandoffFailed(handoff, "a gap in the prompt's log-probabilities"))
+            return
+        self._owner.emit_scores(live, message.logprobs)
+        self.advance(live, d.AttemptAlive(handoff))
 
     def landed(self, write: WriteNotification) -> None:
         """A write's notification."""
@@ -260,7 +289,9 @@ class Receiving:
             case d.EndReservation():
                 self._engine.post(
                     lambda engine: engine.end_reservation(
-                        effect.handoff, quarantine=not effect.untouched
+                        effect.handoff,
+                        quarantine=not effect.untouched,
+                        answered=effect.answered,
                     )
                 )
             case _:
@@ -312,6 +343,8 @@ class Receiving:
     def _count(self, live: LiveRequest, effect: d.AttemptEnded) -> None:
         self._fabric.unwatch()
         self.outcomes[effect.outcome] += 1
+        if effect.outcome not in _NOTHING_LOST:
+            live.path.attempt_lost()
         if effect.outcome is not d.AttemptOutcome.COMPLETED:
             extra = {"request_id": live.request_id}
             _log.info("%s %s: %s", effect.handoff, effect.outcome, effect.reason, extra=extra)

@@ -29,12 +29,13 @@ from core.lifetime import PrefillDecision, Stamp
 from core.messages import (
     AbortRequest,
     PathReport,
+    PromptScored,
     RequestFailed,
     RequestRefused,
     StartRequest,
     WorkerLoad,
 )
-from core.request import TokenUpdate
+from core.request import PromptLogprobs, TokenUpdate
 from core.worker_record import Role, WorkerRecord
 from decode_pool.live_request import LiveRequest, RequestState, TracePath, engine_id_of
 from decode_pool.ports import DecodePorts
@@ -51,6 +52,7 @@ from engine.events import (
     Mode,
     Preempted,
     Reserved,
+    Scored,
 )
 from engine.load import load_of
 from kv_transfer.handoff import decode_messages as d
@@ -184,6 +186,8 @@ class Requests:
         match event:
             case Generated():
                 self._generated(event)
+            case Scored():
+                self._scored(event)
             case Reserved():
                 self.receiving.reserved(event)
             case Admitted():
@@ -216,6 +220,11 @@ class Requests:
             live.lifetime.stamp(Stamp.PREFILL_FINISHED, self._clock.now())
             self._send(live, event)
             self.end_if_over(live)
+
+    def _scored(self, event: Scored) -> None:
+        live = self._by_engine_id.get(event.request_id)
+        if live is not None:
+            self.emit_scores(live, event.logprobs)
 
     def _admitted(self, event: Admitted) -> None:
         live = self._by_engine_id.get(event.request_id)
@@ -280,6 +289,15 @@ class Requests:
                 finish_reason=tokens.finish_reasons[sample],
             )
             self._send(live, first)
+
+    def emit_scores(self, live: LiveRequest, logprobs: PromptLogprobs) -> None:
+        """See `Owner.emit_scores`. Another attempt tells again what one before had told."""
+        news = logprobs.since(live.next_scored)
+        if news is not None:
+            assert news.start == live.next_scored, f"{live.engine_id}: a gap in its prompt's scores"
+            live.next_scored = news.end
+            scored = PromptScored(live.request_id, live.start.dispatch, news)
+            self._outbox.send(live.stream, scored)
 
     def fail(self, live: LiveRequest, message: str, *, retriable: bool) -> None:
         """See `Owner.fail`."""

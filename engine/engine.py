@@ -114,10 +114,12 @@ class Engine:
         self._note_change()
         self._scheduler.compute_locally(handoff, request)
 
-    def end_reservation(self, handoff: HandoffId, *, quarantine: bool) -> None:
+    def end_reservation(
+        self, handoff: HandoffId, *, quarantine: bool, answered: bool = False
+    ) -> None:
         """See `EngineApi.end_reservation`."""
         self._note_change()
-        self._scheduler.end_reservation(handoff, quarantine=quarantine)
+        self._scheduler.end_reservation(handoff, quarantine=quarantine, answered=answered)
 
     def end_quarantine(self, handoff: HandoffId) -> int:
         """See `EngineApi.end_quarantine`."""

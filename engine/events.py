@@ -22,7 +22,7 @@ import msgspec
 
 from core.block_hash import BlockHash
 from core.ids import BlockId, HandoffId, RequestId
-from core.request import FinishReason, TokenLogprobs
+from core.request import FinishReason, PromptLogprobs, TokenLogprobs
 
 
 class Mode(enum.Enum):
@@ -76,6 +76,17 @@ class Computed(msgspec.Struct, frozen=True):
     num_computed: int
 
 
+class Scored(msgspec.Struct, frozen=True):
+    """Log-probabilities of prompt tokens, where the request asks for them (LOCAL and PREFILL).
+
+    Each is told once, in order, and all before the first `Generated`. Such a request reads no
+    cached block whose tokens are not scored yet: the cache holds keys and values, not logits.
+    """
+
+    request_id: RequestId
+    logprobs: PromptLogprobs
+
+
 class Generated(msgspec.Struct, frozen=True):
     """New tokens of one sample."""
 
@@ -101,7 +112,7 @@ class CacheChanged(msgspec.Struct, frozen=True):
     evicted: tuple[BlockHash, ...]
 
 
-Event = Admitted | Reserved | Computed | Generated | Preempted | CacheChanged
+Event = Admitted | Reserved | Computed | Scored | Generated | Preempted | CacheChanged
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -110,9 +121,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     Attributes:
         prompt_tokens_computed, prompt_tokens_cached, prompt_tokens_received: by where their KV
             came from, as the engine that runs the request's outputs sees it. A request counts once
-            in all its life: where and when its prompt is first complete, so neither on a prefill
-            worker nor at a retry, a recompute or a dispatch that brings outputs. Hence they sum,
-            over all processes, to the prompt tokens of requests served.
+            in all its life: where and when its prompt is first complete, or it ends with an answer
+            that its first tokens were. So neither on a prefill worker nor at a retry, a recompute
+            or a dispatch that brings outputs. Hence they sum, over all processes, to the prompt
+            tokens of requests served.
         prefix_queries, prefix_hits: prompt tokens, counted together with those; hits are those that
             no engine computed: found here, or in the cache of the peer that sent the rest.
         peer_tokens_computed, peer_tokens_cached: prompt tokens of PREFILL prompts; the decode

@@ -63,9 +63,15 @@ class EngineApi(Protocol):
         the request queues at the front as LOCAL."""
         ...
 
-    def end_reservation(self, handoff: HandoffId, *, quarantine: bool) -> None:
+    def end_reservation(
+        self, handoff: HandoffId, *, quarantine: bool, answered: bool = False
+    ) -> None:
         """End a RECEIVE request before it joined: its inbound blocks are freed, or quarantined
-        where a write may still land in them."""
+        where a write may still land in them.
+
+        Args:
+            answered: its first tokens were emitted, so its prompt counts as received.
+        """
         ...
 
     def end_quarantine(self, handoff: HandoffId) -> int:

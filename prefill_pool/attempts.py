@@ -24,9 +24,23 @@ from control_plane.rpc.interface import Stream
 from core.clock import Clock
 from core.errors import RequestError
 from core.ids import Boot, HandoffId, RequestId
-from core.messages import HandoffFailed, HandoffProgress, HandoffSettled, PrefillAsk
+from core.messages import (
+    HandoffFailed,
+    HandoffProgress,
+    HandoffScored,
+    HandoffSettled,
+    PrefillAsk,
+)
 from engine.engine_driver import EngineDriver
-from engine.events import Admitted, CacheChanged, Computed, Event, Generated, Mode
+from engine.events import (
+    Admitted,
+    CacheChanged,
+    Computed,
+    Event,
+    Generated,
+    Mode,
+    Scored,
+)
 from kv_transfer.handoff import prefill_messages as p
 from kv_transfer.handoff import prefill_side
 from kv_transfer.handoff.agent_renewal import is_renewal_due
@@ -170,10 +184,18 @@ class Attempts:
                     event.sample_index, token_id, event.logprobs, event.finish_reason
                 )
                 self._by_engine_id(event.request_id, sampled)
+            case Scored():
+                self._scored(event)
             case CacheChanged():
                 self._on_cache_changed(event)
             case _:
                 return
+
+    def _scored(self, event: Scored) -> None:
+        """Told as they come: each has its place in the prompt, whatever becomes of the attempt."""
+        handoff = self._handoffs.get(event.request_id)
+        if handoff is not None:
+            self._attempts[handoff].stream.send(HandoffScored(handoff, event.logprobs))
 
     def _by_engine_id(self, engine_id: RequestId, event: p.Event) -> None:
         self._engine_at = self._clock.now()

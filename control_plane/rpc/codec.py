@@ -21,9 +21,11 @@ from core.messages import (
     HandoffFailed,
     HandoffProgress,
     HandoffRefused,
+    HandoffScored,
     HandoffSettled,
     PathReport,
     PrefillAsk,
+    PromptScored,
     RequestFailed,
     RequestRefused,
     SettleHandoff,
@@ -39,6 +41,7 @@ AnyMessage = (
     StartRequest
     | AbortRequest
     | TokenBatch
+    | PromptScored
     | PathReport
     | RequestRefused
     | RequestFailed
@@ -46,6 +49,7 @@ AnyMessage = (
     | PrefillAsk
     | SettleHandoff
     | HandoffProgress
+    | HandoffScored
     | FirstTokens
     | HandoffRefused
     | HandoffFailed
@@ -60,6 +64,7 @@ _KIND_BY_STRUCT: dict[type[msgspec.Struct], str] = {
     StartRequest: "start_request",
     AbortRequest: "abort_request",
     TokenBatch: "token_batch",
+    PromptScored: "prompt_scored",
     PathReport: "path_report",
     RequestRefused: "request_refused",
     RequestFailed: "request_failed",
@@ -67,6 +72,7 @@ _KIND_BY_STRUCT: dict[type[msgspec.Struct], str] = {
     PrefillAsk: "prefill_ask",
     SettleHandoff: "settle_handoff",
     HandoffProgress: "handoff_progress",
+    HandoffScored: "handoff_scored",
     FirstTokens: "first_tokens",
     HandoffRefused: "handoff_refused",
     HandoffFailed: "handoff_failed",

@@ -51,7 +51,7 @@ class Hello(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., boot: _Optional[str] = ..., expected_boot: _Optional[str] = ..., cluster: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("start_request", "abort_request", "token_batch", "path_report", "request_refused", "request_failed", "worker_load", "prefill_ask", "settle_handoff", "first_tokens", "handoff_refused", "handoff_failed", "handoff_settled", "handoff_progress")
+    __slots__ = ("start_request", "abort_request", "token_batch", "path_report", "request_refused", "request_failed", "worker_load", "prefill_ask", "settle_handoff", "first_tokens", "handoff_refused", "handoff_failed", "handoff_settled", "handoff_progress", "prompt_scored", "handoff_scored")
     START_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ABORT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,8 @@ class Message(_message.Message):
     HANDOFF_FAILED_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_SETTLED_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SCORED_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_SCORED_FIELD_NUMBER: _ClassVar[int]
     start_request: StartRequest
     abort_request: AbortRequest
     token_batch: TokenBatch
@@ -80,7 +82,9 @@ class Message(_message.Message):
     handoff_failed: HandoffFailed
     handoff_settled: HandoffSettled
     handoff_progress: HandoffProgress
-    def __init__(self, start_request: _Optional[_Union[StartRequest, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., token_batch: _Optional[_Union[TokenBatch, _Mapping]] = ..., path_report: _Optional[_Union[PathReport, _Mapping]] = ..., request_refused: _Optional[_Union[RequestRefused, _Mapping]] = ..., request_failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., worker_load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., prefill_ask: _Optional[_Union[PrefillAsk, _Mapping]] = ..., settle_handoff: _Optional[_Union[SettleHandoff, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., handoff_refused: _Optional[_Union[HandoffRefused, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., handoff_settled: _Optional[_Union[HandoffSettled, _Mapping]] = ..., handoff_progress: _Optional[_Union[HandoffProgress, _Mapping]] = ...) -> None: ...
+    prompt_scored: PromptScored
+    handoff_scored: HandoffScored
+    def __init__(self, start_request: _Optional[_Union[StartRequest, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., token_batch: _Optional[_Union[TokenBatch, _Mapping]] = ..., path_report: _Optional[_Union[PathReport, _Mapping]] = ..., request_refused: _Optional[_Union[RequestRefused, _Mapping]] = ..., request_failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., worker_load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., prefill_ask: _Optional[_Union[PrefillAsk, _Mapping]] = ..., settle_handoff: _Optional[_Union[SettleHandoff, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., handoff_refused: _Optional[_Union[HandoffRefused, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., handoff_settled: _Optional[_Union[HandoffSettled, _Mapping]] = ..., handoff_progress: _Optional[_Union[HandoffProgress, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., handoff_scored: _Optional[_Union[HandoffScored, _Mapping]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -107,7 +111,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, chosen: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids", "eos_token_ids", "ignore_eos", "logprobs", "seed", "bad_words")
+    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids", "eos_token_ids", "ignore_eos", "logprobs", "seed", "bad_words", "prompt_logprobs")
     N_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +129,7 @@ class SamplingParams(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     n: int
     max_tokens: int
     min_tokens: int
@@ -142,7 +147,8 @@ class SamplingParams(_message.Message):
     logprobs: int
     seed: int
     bad_words: _containers.RepeatedCompositeFieldContainer[TokenIds]
-    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., seed: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: int
+    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., seed: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class EngineRequest(_message.Message):
     __slots__ = ("request_id", "prompt", "sampling", "outputs", "namespace", "priority")
@@ -215,6 +221,32 @@ class TokenBatch(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     finish_reasons: _containers.RepeatedScalarFieldContainer[FinishReason]
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., sample_indices: _Optional[_Iterable[int]] = ..., dispatches: _Optional[_Iterable[int]] = ..., start_indices: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reasons: _Optional[_Iterable[_Union[FinishReason, str]]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("start", "chosen", "ranks", "num_top", "top_ids", "top")
+    START_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    chosen: _containers.RepeatedScalarFieldContainer[float]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    num_top: int
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, start: _Optional[int] = ..., chosen: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., num_top: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class PromptScored(_message.Message):
+    __slots__ = ("request_id", "dispatch", "logprobs")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    dispatch: int
+    logprobs: PromptLogprobs
+    def __init__(self, request_id: _Optional[str] = ..., dispatch: _Optional[int] = ..., logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class RequestTrace(_message.Message):
     __slots__ = ("decode_worker", "decision", "prefill_worker", "attempt", "cached_tokens", "blocks_transferred", "blocks_reused_prefill", "blocks_reused_decode", "bytes_transferred", "reservation_wait_s", "prefill_queue_s", "prefill_s", "prefill_round_trip_s", "exposed_transfer_s", "join_wait_s")
@@ -389,6 +421,14 @@ class HandoffProgress(_message.Message):
     HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     handoffs: _containers.RepeatedCompositeFieldContainer[HandoffId]
     def __init__(self, handoffs: _Optional[_Iterable[_Union[HandoffId, _Mapping]]] = ...) -> None: ...
+
+class HandoffScored(_message.Message):
+    __slots__ = ("handoff", "logprobs")
+    HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    handoff: HandoffId
+    logprobs: PromptLogprobs
+    def __init__(self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ..., logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class FirstTokens(_message.Message):
     __slots__ = ("handoff", "token_ids", "logprobs", "finish_reasons", "cached_tokens", "queue_s", "prefill_s")

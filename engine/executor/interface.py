@@ -21,7 +21,7 @@ import msgspec
 
 from core.ids import BlockId, SlotId
 from core.kv_layout import KvLayout
-from core.request import TokenLogprobs
+from core.request import PromptLogprobs, TokenLogprobs
 from core.sampling_params import SamplingParams
 
 Handle = NewType("Handle", int)
@@ -40,6 +40,8 @@ class SlotAdded(msgspec.Struct, frozen=True):
         adapter_id: 0 is the base model; executors without adapters refuse others
             (`refuse_adapter`).
         return_hidden: whether results carry the final hidden state of sampled positions.
+        prompt_logprobs: alternatives to return for each prompt token whose predecessor is computed
+            here; None: prompt tokens are not scored.
     """
 
     slot: SlotId
@@ -51,6 +53,7 @@ class SlotAdded(msgspec.Struct, frozen=True):
     sample_index: int = 0
     adapter_id: int = 0
     return_hidden: bool = False
+    prompt_logprobs: int | None = None
 
 
 class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
@@ -130,12 +133,15 @@ class SlotResult(msgspec.Struct, frozen=True):
             num_samples > 1, one token a sample index.
         logprobs: one a token where the slot's sampling asks for it, else empty.
         hidden: [hidden_size] float32 where asked for.
+        prompt_logprobs: of the prompt tokens that follow the work item's query tokens, where the
+            slot asks for them and there are any.
     """
 
     slot: SlotId
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     hidden: Sequence[float] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from core.config import EngineConfig
 from core.ids import BlockId, SlotId
 from core.kv_layout import KvLayout
 from core.memory_region import MemoryRegion
-from core.request import TokenLogprobs
+from core.request import PromptLogprobs, TokenLogprobs
 from engine.executor.interface import (
     Handle,
     SlotAdded,
@@ -38,6 +38,7 @@ from engine.executor.mock_tokens import (
     logprobs_of,
     marks_of,
     next_token,
+    prompt_logprobs_of,
 )
 from engine.token_rules import completing_ids
 
@@ -66,6 +67,7 @@ class _Slot:
         self.sample_index = added.sample_index
         self.token_ids = list(added.token_ids)
         self.num_prompt = added.num_prompt
+        self.prompt_logprobs = added.prompt_logprobs
         self.num_computed = added.num_computed
         self.tables: list[list[BlockId]] = [list(table) for table in added.block_tables]
 
@@ -172,8 +174,13 @@ class MockExecutor:
         assert len(tokens) == work.num_query
         self._pool.write(slot.tables[0], start, marks_of(tokens, start))
         slot.num_computed = end
+        scored = self._score(slot, start + 1, min(end + 1, slot.num_prompt))
         if not work.num_samples:
-            return SlotResult(work.slot, ())
+            return SlotResult(work.slot, (), prompt_logprobs=scored)
+        return msgspec.structs.replace(self._sample(slot, work, mask), prompt_logprobs=scored)
+
+    def _sample(self, slot: _Slot, work: SlotWork, mask: Any) -> SlotResult:
+        end = slot.num_computed
         num_known = end - len(work.drafts)
         assert num_known == len(slot.token_ids)
         if work.num_samples > 1:
@@ -183,6 +190,14 @@ class MockExecutor:
         slot.token_ids.extend(accepted)
         slot.num_computed = len(slot.token_ids) - 1
         return self._result(work, slot, accepted)
+
+    def _score(self, slot: _Slot, first: int, last: int) -> PromptLogprobs | None:
+        """Return the log-probabilities of prompt tokens `first` to `last` - 1, where asked for."""
+        if slot.prompt_logprobs is None or first >= last:
+            return None
+        marks = self._pool.read(slot.tables[0], last - 1)
+        prompt = slot.token_ids[:last]
+        return prompt_logprobs_of(marks, prompt, first, slot.prompt_logprobs, self._vocab_size)
 
     def _verify(self, slot: _Slot, work: SlotWork, mask: Any) -> list[int]:
         """Sample after each draft as long as the drafts before it equal what was sampled."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from core.request import TokenLogprobs
+from core.request import PromptLogprobs, TokenLogprobs
 from core.sampling_params import SamplingParams
 from engine.token_rules import completing_ids, end_of
 
@@ -88,6 +88,32 @@ def logprobs_of(token_id: int, sampling: SamplingParams, vocab_size: int) -> Tok
         return None
     top_ids = tuple((token_id + i) % vocab_size for i in range(sampling.logprobs))
     return TokenLogprobs(-0.5, top_ids, tuple(-0.5 * (i + 1) for i in range(sampling.logprobs)))
+
+
+def prompt_logprobs_of(
+    marks: Marks, prompt: Sequence[int], first: int, num_top: int, vocab_size: int
+) -> PromptLogprobs:
+    """Return made-up log-probabilities of prompt tokens: functions of the marks before each, so
+    that a wrong mark shows in all that follow. A token of rank r has -r / 4.
+
+    Args:
+        marks: uint64, of all positions before the last token to score.
+        first: index in the prompt of the first token to score, at least 1.
+    """
+    digests = np.cumsum(_mix(marks), dtype=np.uint64)[first - 1 :].tolist()
+    chosen: list[float] = []
+    ranks: list[int] = []
+    top_ids: list[int] = []
+    for digest, token_id in zip(digests, prompt[first:], strict=False):
+        rank = 1 + _mix_int(digest ^ token_id) % 8
+        chosen.append(-0.25 * rank)
+        ranks.append(rank)
+        top_ids += [
+            token_id if place == rank else (token_id + 8 * place + digest) % vocab_size
+            for place in range(1, num_top + 1)
+        ]
+    top = tuple(-0.25 * place for place in range(1, num_top + 1)) * len(chosen)
+    return PromptLogprobs(first, tuple(chosen), tuple(ranks), num_top, tuple(top_ids), top)
 
 
 def expected_tokens(

@@ -38,6 +38,7 @@ class Slot:
         self.sample_index = added.sample_index
         self.num_prompt = added.num_prompt
         self.return_hidden = added.return_hidden
+        self.prompt_logprobs = added.prompt_logprobs
         self.length = added.num_computed
         self.finite_to = 0
         self.table: list[BlockId] = []

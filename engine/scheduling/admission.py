@@ -46,7 +46,7 @@ class Admission:
             kind = self._kind(sequence)
             if is_closed[kind]:
                 continue
-            hits = self._state.memory.match(sequence.hashes, len(sequence.token_ids))
+            hits = self._hits(sequence)
             if kind is Mode.RECEIVE:
                 verdict = self._reserve(sequence, hits)
             else:
@@ -67,9 +67,17 @@ class Admission:
         memory.extend_hashes(sequence.hashes, sequence.token_ids, run.request.namespace)
         if run.mode is not Mode.RECEIVE:
             return Mode.LOCAL
+        if run.next_scored is not None:
+            return Mode.RECEIVE
         num_reusable = memory.num_reusable(len(sequence.token_ids))
         is_here = memory.holds_prefix(sequence.hashes, num_reusable)
         return Mode.LOCAL if is_here else Mode.RECEIVE
+
+    def _hits(self, sequence: Sequence) -> list[BlockId]:
+        """Return the cached blocks to use: none with a position whose logits are asked for."""
+        hits = self._state.memory.match(sequence.hashes, len(sequence.token_ids))
+        next_scored = sequence.run.next_scored
+        return hits if next_scored is None else hits[: (next_scored - 1) // self._block_size]
 
     def _reserve(self, sequence: Sequence, hits: list[BlockId]) -> Verdict:
         state, handoff = self._state, sequence.run.handoff

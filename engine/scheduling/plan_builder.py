@@ -42,6 +42,8 @@ class PlanBuilder:
 
     def add(self, sequence: Sequence, slot: SlotId) -> None:
         """A sequence enters the batch with its table as it is now."""
+        sampling = sequence.run.request.sampling
+        is_scored = sequence.run.next_scored is not None
         self._added.append(
             SlotAdded(
                 slot=slot,
@@ -49,8 +51,9 @@ class PlanBuilder:
                 num_prompt=sequence.run.num_prompt,
                 num_computed=sequence.num_computed,
                 block_tables=(tuple(sequence.block_ids),),
-                sampling=sequence.run.request.sampling,
+                sampling=sampling,
                 sample_index=sequence.sample_index,
+                prompt_logprobs=sampling.prompt_logprobs if is_scored else None,
             )
         )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from core.request import TokenLogprobs
-from engine.events import Computed, Generated, Mode
+from core.request import PromptLogprobs, TokenLogprobs
+from engine.events import Computed, Generated, Mode, Scored
 from engine.executor.interface import SlotResult, SlotWork, StepPlan, StepResult
 from engine.scheduling.forking import fork
-from engine.scheduling.sequence import Phase, Sequence
+from engine.scheduling.sequence import Phase, RequestRun, Sequence
 from engine.scheduling.state import SchedulerState
 from engine.token_rules import accept
 
@@ -40,6 +40,8 @@ class Results:
 
     def _apply(self, sequence: Sequence, work: SlotWork, result: SlotResult) -> None:
         run = sequence.run
+        if result.prompt_logprobs is not None:
+            self._score(run, result.prompt_logprobs)
         if work.num_samples and not result.token_ids:
             # Nothing was accepted: the last known token is to be computed and sampled again.
             sequence.num_computed = len(sequence.token_ids) - 1
@@ -57,6 +59,17 @@ class Results:
                 self._extend(sequence, result)
         else:
             self._fork(sequence, result)
+
+    def _score(self, run: RequestRun, logprobs: PromptLogprobs) -> None:
+        """Tell what was not told; a preempted prompt's blocks are computed again."""
+        if run.next_scored is None:
+            return
+        news = logprobs.since(run.next_scored)
+        if news is None:
+            return
+        assert news.start == run.next_scored, f"{run.request_id}: prompt tokens without a score"
+        run.next_scored = news.end if news.end < run.num_prompt else None
+        self._state.events.append(Scored(run.request_id, news))
 
     def _progress(self, sequence: Sequence) -> None:
         """A chunk is computed: its full blocks become matchable."""

@@ -124,12 +124,18 @@ class Scheduler:
         """Go on without a peer; see `EngineApi.compute_locally`."""
         self._requeue(handoff, request, Mode.LOCAL, None)
 
-    def end_reservation(self, handoff: HandoffId, *, quarantine: bool) -> None:
+    def end_reservation(
+        self, handoff: HandoffId, *, quarantine: bool, answered: bool = False
+    ) -> None:
         """End a RECEIVE request that waits or receives; unknown attempts are ignored."""
         state = self._state
         sequence = state.handoffs.pop(handoff, None)
         if sequence is None:
             return
+        if answered:
+            run = sequence.run
+            run.received_tokens = run.num_prompt - (run.cached_tokens or 0)
+            state.complete_prompt(run)
         if handoff in state.receiving:
             state.receiving.end(handoff, quarantine=quarantine)
         state.end(sequence)
@@ -269,6 +275,8 @@ class Scheduler:
             return
         if run.handoff is not None:
             state.handoffs.pop(run.handoff, None)
+        elif run.request.outputs:
+            state.complete_prompt(run)  # of an answer that went on here, and is cut off
         state.end(sequence)
 
 

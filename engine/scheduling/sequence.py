@@ -68,6 +68,8 @@ class RequestRun:
         cached_tokens: prompt tokens found in the cache at the first admission; None before.
         received_tokens: prompt tokens that came over the fabric.
         peer_cached_tokens: prompt tokens that the peer found in its cache.
+        next_scored: the first prompt token whose log-probability is to be told yet; None where none
+            is, since nobody asked for them, they were told, or the peer tells them.
         is_prompt_counted: whether the prompt's tokens were counted, here or (a request that comes
             with outputs) where its first token was sampled.
     """
@@ -79,6 +81,7 @@ class RequestRun:
         "is_prompt_counted",
         "live",
         "mode",
+        "next_scored",
         "num_prompt",
         "peer_cached_tokens",
         "received_tokens",
@@ -99,6 +102,8 @@ class RequestRun:
         self.cached_tokens: int | None = None
         self.received_tokens = 0
         self.peer_cached_tokens = 0
+        is_scored = request.wants_prompt_logprobs and self.num_prompt > 1
+        self.next_scored: int | None = 1 if is_scored else None
         self.is_prompt_counted = bool(request.outputs) and mode is not Mode.PREFILL
 
     @property

@@ -163,10 +163,15 @@ class ComputeLocally(msgspec.Struct, frozen=True):
 
 
 class EndReservation(msgspec.Struct, frozen=True):
-    """The request is over before it joined."""
+    """The request is over before it joined.
+
+    Attributes:
+        answered: whether its first tokens were emitted: then its prompt was served.
+    """
 
     handoff: HandoffId
     untouched: bool
+    answered: bool = False
 
 
 class Fail(msgspec.Struct, frozen=True):

@@ -343,7 +343,8 @@ def _another_attempt(state: DecodeSide, end: _End, candidate_index: int, *, repe
 def _finish(state: DecodeSide, end: _End) -> Step:
     """End the request here. Without an ask nothing can have been written."""
     untouched = end.untouched or state.phase is Phase.QUEUED
-    effects = _abandon(state, end, EndReservation(state.handoff, untouched))
+    answered = bool(state.first_tokens or state.request.outputs)
+    effects = _abandon(state, end, EndReservation(state.handoff, untouched, answered))
     return replace(state, phase=Phase.ENDED), effects
 
 

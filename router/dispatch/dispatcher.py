@@ -32,13 +32,14 @@ from core.lifetime import Lifetime, PrefillDecision
 from core.messages import (
     AbortRequest,
     PathReport,
+    PromptScored,
     RequestFailed,
     RequestRefused,
     TokenBatch,
     WorkerLoad,
     WorkerToRouter,
 )
-from core.request import FinishReason, TokenUpdate
+from core.request import FinishReason, PromptLogprobs, TokenUpdate
 from core.worker_record import Hello, Role
 from router.dispatch.deadlines import Deadlines
 from router.dispatch.failure import Trouble, error_of
@@ -261,23 +262,28 @@ class RouterDispatcher:
                 self._take_load(link, message)
             case PathReport():
                 self._take_report(message)
-            case RequestRefused():
-                if message.load is not None:
-                    self._take_load(link, message.load)
-                live = self._live.get(message.request_id)
-                if live is not None:
-                    now = self._clock.now()
-                    number, why = message.dispatch, message.message
-                    self._do(live, live.state.refused(number, message.reason, why, now))
-            case RequestFailed():
-                live = self._live.get(message.request_id)
-                if live is not None:
-                    now = self._clock.now()
-                    number, why = message.dispatch, message.message
-                    retriable = message.retriable
-                    self._do(live, live.state.failed(number, why, now, retriable=retriable))
+            case RequestRefused(load=WorkerLoad() as load):
+                self._take_load(link, load)
+                self._advance(message)
+            case PromptScored() | RequestRefused() | RequestFailed():
+                self._advance(message)
             case _:
                 assert_never(message)
+
+    def _advance(self, message: PromptScored | RequestRefused | RequestFailed) -> None:
+        """Tell a request's machine what its worker says."""
+        live = self._live.get(message.request_id)
+        if live is None:
+            return
+        now, number, state = self._clock.now(), message.dispatch, live.state
+        match message:
+            case PromptScored(logprobs=logprobs):
+                effects = state.scored(number, logprobs, now)
+            case RequestRefused(reason=reason, message=why):
+                effects = state.refused(number, reason, why, now)
+            case RequestFailed(message=why, retriable=retriable):
+                effects = state.failed(number, why, now, retriable=retriable)
+        self._do(live, effects)
 
     def link_suspected(self, link: WorkerLink, *, suspect: bool) -> None:
         """Give its requests the grace of a suspect, or take that back."""
@@ -356,6 +362,8 @@ class RouterDispatcher:
         is_local = trace.decision is PrefillDecision.LOCAL
         if is_local and live.decision.reason is Reason.FALLBACK:  # the worker was not told why
             trace = msgspec.structs.replace(trace, decision=PrefillDecision.FALLBACK)
+        if live.state.has_lost_a_start and live.stream.trace is None:
+            trace = msgspec.structs.replace(trace, cached_tokens=0)
         live.stream.report(trace, live.state.num_dispatches)
 
     # -- what machines want ----------------------------------------------------------------------
@@ -368,6 +376,8 @@ class RouterDispatcher:
                     if live.first_token_at is None:
                         self._placement.first_token(live, self._clock.now())
                     live.stream.put(effect)
+                case PromptLogprobs():
+                    live.stream.put_prompt_logprobs(effect)
                 case Dispatch():
                     self._placement.leave(live)
                     self._do(live, self._placement.place(live, effect))

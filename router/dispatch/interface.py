@@ -10,7 +10,7 @@ import msgspec
 
 from core.ids import RequestId
 from core.lifetime import Lifetime, RequestTrace
-from core.request import EngineRequest, TokenUpdate
+from core.request import EngineRequest, PromptLogprobs, TokenUpdate
 
 
 class Disaggregate(enum.StrEnum):
@@ -51,6 +51,12 @@ class TokenStream(Protocol):
     @property
     def trace(self) -> RequestTrace | None:
         """The path, known at the latest with the last update."""
+        ...
+
+    @property
+    def prompt_logprobs(self) -> Sequence[PromptLogprobs]:
+        """The prompt's log-probabilities where they were asked for, in order: all of them once the
+        first update was yielded."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Sequence[TokenUpdate]]:

@@ -51,8 +51,9 @@ class Placement:
         self._rng = rng
 
     def hashes(self, request: EngineRequest, model: ServedModel) -> list[BlockHash]:
-        """Return the prompt's block hashes; none where nothing is indexed to match them with."""
-        if not len(self.index):
+        """Return the prompt's block hashes; none where nothing is indexed to match them with, or
+        where its log-probabilities are wanted: then all of it is computed."""
+        if not len(self.index) or request.wants_prompt_logprobs:
             return []
         return hash_blocks(
             request.prompt,

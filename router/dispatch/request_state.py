@@ -29,7 +29,7 @@ import msgspec
 from core.back_off import BackOff, Dice
 from core.errors import RequestError
 from core.ids import WorkerId
-from core.request import EngineRequest, FinishReason, TokenUpdate
+from core.request import EngineRequest, FinishReason, PromptLogprobs, TokenUpdate
 from router.dispatch.failure import Trouble, error_of
 from router.policy.decision import RefusalReason
 
@@ -97,8 +97,8 @@ class End(msgspec.Struct, frozen=True):
     error: RequestError | None = None
 
 
-Effect = TokenUpdate | Dispatch | Abort | End
-"""A `TokenUpdate` is to be handed to the client as it is."""
+Effect = TokenUpdate | PromptLogprobs | Dispatch | Abort | End
+"""A `TokenUpdate`, or `PromptLogprobs`, is to be handed to the client as it is."""
 
 
 class RequestState:
@@ -128,6 +128,8 @@ class RequestState:
             [] for _ in range(num_samples)
         ]
         self._finished = [False] * num_samples
+        self._next_scored = 1
+        self._scores_end = len(request.prompt) if request.wants_prompt_logprobs else 0
         self._worker_by_number: dict[int, WorkerId] = {}
         self._told: set[int] = set()
         self._avoid: set[WorkerId] = set()
@@ -135,6 +137,7 @@ class RequestState:
         self._trouble_since = 0.0
         self._back_off = BackOff(first_s=self._rules.first_wait_s, limit_s=self._rules.max_wait_s)
         self._num_lost = 0
+        self._has_lost_a_start = False
         self._retry_at: float | None = None
         self._suspect_at: float | None = None
 
@@ -142,6 +145,11 @@ class RequestState:
     def num_output_tokens(self) -> int:
         """Tokens of the longest sample so far."""
         return max(map(len, self._outputs))
+
+    @property
+    def has_lost_a_start(self) -> bool:
+        """Whether a worker that may have begun with it was given up."""
+        return self._has_lost_a_start
 
     @property
     def num_dispatches(self) -> int:
@@ -205,6 +213,8 @@ class RequestState:
             return ()
         known = len(self._outputs[update.sample_index])
         end = update.start_index + len(update.token_ids)
+        if self._next_scored < self._scores_end:
+            return self._broken("a token ahead of the prompt's log-probabilities", now)
         if update.start_index > known or (update.finish_reason and end < known):
             span = f"tokens {update.start_index} to {end}"
             return self._broken(f"{span} of sample {update.sample_index} after {known}", now)
@@ -231,6 +241,19 @@ class RequestState:
             return (update,)
         return (update, *self._end(None, tell=False))
 
+    def scored(self, number: int, logprobs: PromptLogprobs, now: float) -> Sequence[Effect]:
+        """Take log-probabilities of prompt tokens; a later dispatch tells all of them again."""
+        if number != self.number or self.worker_id is None:
+            return self.stale(number)
+        news = logprobs.since(self._next_scored)
+        if news is None:
+            return ()
+        if news.start > self._next_scored:
+            return self._broken(f"prompt token {news.start} after {self._next_scored - 1}", now)
+        self._next_scored = news.end
+        self.progress_at = now
+        return (news,)
+
     def stale(self, number: int) -> Sequence[Effect]:
         """A message of a dispatch that was given up: tell that worker once to abort."""
         worker_id = self._worker_by_number.get(number)
@@ -248,7 +271,8 @@ class RequestState:
         if final is not None:
             return self._end(error_of(final, message), tell=False)
         trouble = {"overloaded": Trouble.REFUSED, "no_prefill_worker": Trouble.NO_PREFILL}
-        return self._elsewhere(trouble.get(reason, Trouble.LOST), message or reason, now)
+        kind = trouble.get(reason, Trouble.LOST)
+        return self._elsewhere(kind, message or reason, now, has_started=False)
 
     def failed(self, number: int, message: str, now: float, *, retriable: bool) -> Sequence[Effect]:
         """The worker ended it without finishing."""
@@ -336,9 +360,12 @@ class RequestState:
         message = f"worker {self.worker_id}: {what}"
         return (*told, *self._elsewhere(Trouble.LOST, message, now))
 
-    def _elsewhere(self, trouble: Trouble, message: str, now: float) -> Sequence[Effect]:
+    def _elsewhere(
+        self, trouble: Trouble, message: str, now: float, *, has_started: bool = True
+    ) -> Sequence[Effect]:
         assert self.worker_id is not None
         self._avoid.add(self.worker_id)
+        self._has_lost_a_start |= has_started
         if now - self.progress_at > self._rules.lost_patience_s:
             self._trouble = None  # it was served, or queued, since the last trouble
         self.worker_id = None

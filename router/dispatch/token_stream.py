@@ -10,7 +10,7 @@ import msgspec
 from core.errors import RequestError
 from core.ids import RequestId
 from core.lifetime import Lifetime, RequestTrace
-from core.request import TokenUpdate
+from core.request import PromptLogprobs, TokenUpdate
 
 
 class RequestStream:
@@ -32,6 +32,7 @@ class RequestStream:
         self._on_abort = on_abort
         self._on_finish_sample = on_finish_sample
         self._updates: list[TokenUpdate] = []
+        self._prompt_logprobs: list[PromptLogprobs] = []
         self._news = asyncio.Event()
         self._has_ended = False
         self._error: RequestError | None = None
@@ -47,6 +48,11 @@ class RequestStream:
     def trace(self) -> RequestTrace | None:
         """The path; None until the worker told it."""
         return self._trace
+
+    @property
+    def prompt_logprobs(self) -> Sequence[PromptLogprobs]:
+        """What came of the prompt's log-probabilities, in order."""
+        return self._prompt_logprobs
 
     @property
     def error(self) -> RequestError | None:
@@ -93,6 +99,10 @@ class RequestStream:
         self._updates.append(update)
         self._news.set()
 
+    def put_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+        """Append a part; it wakes nobody, since a token follows."""
+        self._prompt_logprobs.append(logprobs)
+
     def end(self, error: RequestError | None) -> None:
         """Let the reader come to the end, or to an error, after what is there."""
         self._has_ended = True
@@ -102,8 +112,8 @@ class RequestStream:
     def report(self, trace: RequestTrace, num_dispatches: int) -> None:
         """Take a worker's report.
 
-        `cached_tokens` stay those of the first dispatch that reported: a later one finds its
-        predecessor's blocks. `attempt` counts the dispatches before and the worker's own tries.
+        `cached_tokens` stay those of the first report (see `RequestTrace`). `attempt` counts the
+        dispatches before and the worker's own tries.
         """
         if self._trace is not None and num_dispatches != self._num_dispatches:
             trace = msgspec.structs.replace(trace, cached_tokens=self._trace.cached_tokens)

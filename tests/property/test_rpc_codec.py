@@ -14,6 +14,7 @@ from control_plane.rpc import codec
 from core.ids import RequestId
 from core.lifetime import PrefillDecision, RequestTrace
 from core.messages import AbortRequest, PathReport, TokenBatch
+from core.request import PromptLogprobs
 from core.worker_record import Hello
 
 UINT32 = st.integers(0, 2**32 - 1)
@@ -25,6 +26,7 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: UINT32,
     float: st.floats(allow_nan=False),
 }
+FLOAT32 = st.lists(st.floats(allow_nan=False, width=32), max_size=4).map(tuple)
 BY_FIELD = {
     "seed": st.integers(0, 2**64 - 1),
     "address": st.integers(0, 2**64 - 1),
@@ -55,6 +57,8 @@ def structs(struct: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
         name: BY_FIELD[name] if name in BY_FIELD and hint is int else values(hint)
         for name, hint in get_type_hints(struct).items()
     }
+    if struct is PromptLogprobs:
+        fields |= {"chosen": FLOAT32, "top": FLOAT32}
     return st.builds(struct, **fields)
 
 
