@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
+SEAL_BYTES = 16
+"""Size of a region's seal."""
+
+
+def seal_of(generation: int) -> bytes:
+    """Return the seal of a region's generation: what tells a peer that has read from the region
+    that it was still there. A fence takes it along, so who reads an old address finds none."""
+    return b"KVregion" + generation.to_bytes(SEAL_BYTES - 8, "little")
+
 
 class MemoryRegion(Protocol):
     """Contiguous, huge-page-aligned host memory that a fence may move.
@@ -29,4 +38,9 @@ class MemoryRegion(Protocol):
 
     def view(self) -> memoryview:
         """Return a writable byte view of the whole region at its current address."""
+        ...
+
+    def sealed_view(self) -> memoryview:
+        """Return `view` with the seal behind it, `SEAL_BYTES` longer: what a transport registers.
+        Nobody but the region writes the seal."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from core.memory_region import SEAL_BYTES, seal_of
+
 
 class BytesRegion:
     """A `core.memory_region.MemoryRegion` over a bytearray, with made-up addresses.
@@ -19,7 +21,8 @@ class BytesRegion:
         if num_bytes <= 0:
             msg = f"BytesRegion({num_bytes}): must be greater than 0"
             raise ValueError(msg)
-        self._memory = bytearray(num_bytes)
+        self._num_bytes = num_bytes
+        self._memory = bytearray(num_bytes) + seal_of(0)
         self._address = address
         self._generation = 0
         self._sinks: list[bytearray] = []
@@ -32,7 +35,7 @@ class BytesRegion:
     @property
     def num_bytes(self) -> int:
         """Size."""
-        return len(self._memory)
+        return self._num_bytes
 
     @property
     def generation(self) -> int:
@@ -46,6 +49,10 @@ class BytesRegion:
 
     def view(self) -> memoryview:
         """Return a writable view at the current address."""
+        return self.sealed_view()[: self._num_bytes]
+
+    def sealed_view(self) -> memoryview:
+        """Return a writable view that goes on over the seal."""
         return memoryview(self._memory)
 
     def fence(self) -> int:
@@ -55,6 +62,7 @@ class BytesRegion:
         self._sinks.append(sink)
         self._address += len(sink)
         self._generation += 1
+        self._memory[-SEAL_BYTES:] = seal_of(self._generation)
         return self._generation
 
     def release_sinks(self) -> None:

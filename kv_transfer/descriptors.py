@@ -12,56 +12,69 @@ from core.ids import BlockId
 from kv_transfer.transport import Span
 
 SpanPairs = tuple[list[Span], list[Span]]
-"""Local and target spans of one write: of equal number, pairwise of equal size."""
+"""Local and remote spans of one write or read: of equal number, pairwise of equal size."""
 
 
 def paired_spans(
-    sources: Sequence[BlockId], targets: Sequence[BlockId], block_bytes: int
+    local: Sequence[BlockId], remote: Sequence[BlockId], block_bytes: int
 ) -> SpanPairs:
-    """Return the spans that move block `sources[i]` here to block `targets[i]` there.
+    """Return the spans that move block `local[i]` here to, or from, block `remote[i]` there.
 
     Args:
-        sources, targets: ids, one a block, of equal number; no target twice.
+        local, remote: ids, one a block, of equal number; no target twice.
         block_bytes: distance between neighbouring blocks, equal on both sides.
 
     Raises:
         ValueError: the numbers of blocks differ.
     """
-    _require_equal("blocks", len(sources), len(targets))
+    _require_equal("blocks", len(local), len(remote))
     return merge_neighbours(
-        [Span(block * block_bytes, block_bytes) for block in sources],
-        [Span(block * block_bytes, block_bytes) for block in targets],
+        [Span(block * block_bytes, block_bytes) for block in local],
+        [Span(block * block_bytes, block_bytes) for block in remote],
     )
 
 
-def merge_neighbours(local: Sequence[Span], target: Sequence[Span]) -> SpanPairs:
+def merge_neighbours(local: Sequence[Span], remote: Sequence[Span]) -> SpanPairs:
     """Return the fewest span pairs that move the same bytes, in the order of local offsets.
 
-    Within one write the order is free: it has one notification, after all of them.
+    Within one write or read the order is free: it has one end, after all of them.
 
     Raises:
         ValueError: the numbers of spans, or the sizes within a pair, differ.
     """
-    _require_equal("spans", len(local), len(target))
+    _require_equal("spans", len(local), len(remote))
     merged_local: list[Span] = []
-    merged_target: list[Span] = []
-    for here, there in sorted(zip(local, target, strict=True), key=_local_offset):
+    merged_remote: list[Span] = []
+    for here, there in sorted(zip(local, remote, strict=True), key=_local_offset):
         _require_equal("bytes in a pair of spans", here.num_bytes, there.num_bytes)
-        if merged_local and _touch(merged_local[-1], here) and _touch(merged_target[-1], there):
+        if merged_local and _touch(merged_local[-1], here) and _touch(merged_remote[-1], there):
             merged_local[-1] = _join(merged_local[-1], here)
-            merged_target[-1] = _join(merged_target[-1], there)
+            merged_remote[-1] = _join(merged_remote[-1], there)
         else:
             merged_local.append(here)
-            merged_target.append(there)
-    return merged_local, merged_target
+            merged_remote.append(there)
+    return merged_local, merged_remote
 
 
-def check_bounds(spans: Sequence[Span], num_bytes: int, side: str) -> None:
-    """Check that every span lies within a region of `num_bytes`.
+def check_spans(
+    local: Sequence[Span], local_bytes: int, remote: Sequence[Span], remote_bytes: int
+) -> None:
+    """Check that there are spans, pairwise equal and within regions of so many bytes.
 
     Raises:
-        ValueError: names the side ("local" or "target"), the span and the size.
+        ValueError: names what differs, or the side, the span and the region's size.
     """
+    _require_equal("spans", len(local), len(remote))
+    if not local:
+        msg = "spans: none"
+        raise ValueError(msg)
+    for here, there in zip(local, remote, strict=True):
+        _require_equal("bytes in a pair of spans", here.num_bytes, there.num_bytes)
+    _check_bounds(local, local_bytes, "local")
+    _check_bounds(remote, remote_bytes, "remote")
+
+
+def _check_bounds(spans: Sequence[Span], num_bytes: int, side: str) -> None:
     for span in spans:
         if span.offset < 0 or span.num_bytes <= 0 or span.offset + span.num_bytes > num_bytes:
             msg = f"{side} {span} is not inside the region of {num_bytes} bytes"
@@ -80,7 +93,7 @@ def _join(first: Span, second: Span) -> Span:
     return Span(first.offset, first.num_bytes + second.num_bytes)
 
 
-def _require_equal(what: str, local: int, target: int) -> None:
-    if local != target:
-        msg = f"{what}: {local} local, {target} target"
+def _require_equal(what: str, local: int, remote: int) -> None:
+    if local != remote:
+        msg = f"{what}: {local} local, {remote} remote"
         raise ValueError(msg)

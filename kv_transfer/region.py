@@ -6,8 +6,9 @@ One private, anonymous mapping on huge pages. A fence moves the pages, not the b
     fence()     address A -> empty (the sink)                 late writes of peers land here
                 address B -> the same pages with the KV       to be registered anew
 
-by `mremap(MREMAP_MAYMOVE | MREMAP_DONTUNMAP)` (Linux 5.7, mremap(2)). The sink stays mapped
-until `release_sinks`, because a write to an unmapped address killed the target on TCP.
+and the seal with them, by `mremap(MREMAP_MAYMOVE | MREMAP_DONTUNMAP)` (Linux 5.7, mremap(2)). The
+sink stays mapped until `release_sinks`, because a write to an unmapped address killed the target
+on TCP.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import threading
 
 from core.errors import FabricError
+from core.memory_region import SEAL_BYTES, seal_of
 
 HUGE_PAGE_BYTES = 2 << 20
 
@@ -37,7 +39,8 @@ class HostRegion:
     """A `core.memory_region.MemoryRegion` that its owner can fence.
 
     Args:
-        num_bytes: usable size; the mapping is rounded up to whole huge pages.
+        num_bytes: usable size; with the seal behind it, the mapping is rounded up to whole huge
+            pages.
 
     Raises:
         FabricError: not Linux, or no memory; names the call and the reason.
@@ -49,13 +52,14 @@ class HostRegion:
             raise ValueError(msg)
         self._libc = _libc()
         self._num_bytes = num_bytes
-        self._mapped_bytes = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        self._mapped_bytes = -(-(num_bytes + SEAL_BYTES) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._generation = 0
         self._sinks: list[int] = []
         self._lock = threading.Lock()  # between `prefault` and whatever changes the address
         self._address = self._map_aligned(mmap.PROT_READ | mmap.PROT_WRITE)
         # EINVAL where the kernel has no huge pages: slower, and as right.
         self._libc.madvise(self._address, self._mapped_bytes, _MADV_HUGEPAGE)
+        self._seal()
 
     @property
     def address(self) -> int:
@@ -86,7 +90,11 @@ class HostRegion:
         A view taken before a fence shows the sink. None may be used after `close`, or after the
         `release_sinks` that follows its fence.
         """
-        return memoryview((ctypes.c_ubyte * self._num_bytes).from_address(self.address)).cast("B")
+        return self._view(self._num_bytes)
+
+    def sealed_view(self) -> memoryview:
+        """Return a writable view that goes on over the seal; the rules of `view` hold."""
+        return self._view(self._num_bytes + SEAL_BYTES)
 
     def prefault(self) -> None:
         """Back the region with pages, so that no kernel's and no peer's first write to one waits
@@ -114,17 +122,24 @@ class HostRegion:
     def fence(self) -> int:
         """Make every address that peers know a sink, keep the data, return the new generation.
 
-        Call it between steps (kernels re-read the base each step) and with no outbound transfer in
-        flight (it would read the sink's zeros and send them under a valid notification). A copy
-        that the kernel is in the middle of may still hold pages: wait 20 ms before reusing blocks.
-        Then register the region again.
+        Call it between steps (kernels re-read the base each step) and with no write of one's own in
+        flight (it would read the sink's zeros and send them under a valid notification). A peer
+        that is reading from here, and a read of one's own into here, end as REFUSED. A copy that
+        the kernel is in the middle of may still hold pages: wait 20 ms before reusing blocks. Then
+        register the region again.
 
         Raises:
             FabricError: the kernel refused; the region is as it was.
         """
         with self._lock:
-            self._move()
+            # First, so that a read of our own that ends meanwhile does not find it unchanged.
             self._generation += 1
+            try:
+                self._move()
+            except FabricError:
+                self._generation -= 1
+                raise
+            self._seal()
         return self._generation
 
     def release_sinks(self) -> None:
@@ -140,6 +155,12 @@ class HostRegion:
             if self._address:
                 self._libc.munmap(self._address, self._mapped_bytes)
                 self._address = 0
+
+    def _view(self, num_bytes: int) -> memoryview:
+        return memoryview((ctypes.c_ubyte * num_bytes).from_address(self.address)).cast("B")
+
+    def _seal(self) -> None:
+        self._view(self._num_bytes + SEAL_BYTES)[self._num_bytes :] = seal_of(self._generation)
 
     def _move(self) -> None:
         old = self.address

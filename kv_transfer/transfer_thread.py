@@ -1,11 +1,11 @@
 """The thread that owns a transport, and the asyncio side's handle on it.
 
-    loop    call(fn), write(...) ---queue--->  thread   fn(transport), post, poll
+    loop    call(fn), write, read  --queue-->  thread   fn(transport), post, poll
     loop    futures, on_notification  <------  thread   one call_soon_threadsafe an iteration
 
-It polls, sleeping `poll_s` or more between rounds, only while a write is pending or an inbound
-handoff is open (`watch`); otherwise it blocks and takes no processor time. A poll is also what
-makes a transport progress, for no backend has a thread of its own.
+It polls, sleeping `poll_s` or more between rounds, only while a write or read is pending or an
+inbound handoff is open (`watch`); otherwise it blocks and takes no processor time. A poll is also
+what makes a transport progress, for no backend has a thread of its own.
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ _STOPPED = "the fabric stopped"
 
 _T = TypeVar("_T")
 
+_Post = Callable[[list[Span], list[Span]], WriteHandle]
+"""Posts the merged spans, local and remote."""
+
 
 class WriteOutcome(msgspec.Struct, frozen=True):
-    """How a write ended.
+    """How a write or read ended.
 
     Attributes:
         state: DONE, FAILED or REFUSED, as the transport says it.
@@ -98,8 +101,8 @@ class TransferThread:
         transport: handed over; nobody else may call it until `stop`.
         on_notification: called on the loop, in the order of arrival.
         poll_s: sleep between polls, at least `MIN_POLL_S`.
-        on_outcome: called on the loop with every write's end, before its future resolves, also
-            when that future was cancelled; for metrics.
+        on_outcome: called on the loop with the end of every write and read, before its future
+            resolves, also when that future was cancelled; for metrics.
         on_failure: called on the loop when the thread crashed: the transport raised what it must
             not. Every write and call has then failed, and all that follow do. Without it, the
             loop's exception handler is told.
@@ -163,26 +166,20 @@ class TransferThread:
         Cancelling the future does not cancel the write: its source blocks stay held. An exception
         in it means that nothing was posted (spans that do not match or lie outside their region).
         """
-        future: asyncio.Future[WriteOutcome] = self._loop.create_future()
+        return self._post(
+            local, target, lambda here, there: self._transport.write(remote, here, there, tag)
+        )
 
-        def job() -> None:
-            started = self._clock.now()
-            try:
-                here, there = merge_neighbours(local, target)
-                handle = self._transport.write(remote, here, there, tag)
-            except (ValueError, FabricError) as error:
-                self._reply(_set_exception, future, error)
-                return
-            self._pending[handle] = _Write(
-                future=future,
-                started=started,
-                posted_s=self._clock.now() - started,
-                num_bytes=sum(span.num_bytes for span in here),
-                num_descriptors=len(here),
-            )
+    def read(
+        self, remote: RemoteRegion, local: Sequence[Span], source: Sequence[Span]
+    ) -> asyncio.Future[WriteOutcome]:
+        """Post a read; all as for `write`, and cancelling leaves the blocks here held.
 
-        self._submit(job, future)
-        return future
+        The peer whose region is read must `watch` meanwhile.
+        """
+        return self._post(
+            local, source, lambda here, there: self._transport.read(remote, here, there)
+        )
 
     def watch(self) -> None:
         """An inbound handoff opened: poll for notifications. Balanced by `unwatch`."""
@@ -225,6 +222,30 @@ class TransferThread:
             self._transport.close()  # again at most, unless the thread crashed or never ran
 
     # --- shared -----------------------------------------------------------------------------------
+
+    def _post(
+        self, local: Sequence[Span], remote: Sequence[Span], post: _Post
+    ) -> asyncio.Future[WriteOutcome]:
+        future: asyncio.Future[WriteOutcome] = self._loop.create_future()
+
+        def job() -> None:
+            started = self._clock.now()
+            try:
+                here, there = merge_neighbours(local, remote)
+                handle = post(here, there)
+            except (ValueError, FabricError) as error:
+                self._reply(_set_exception, future, error)
+                return
+            self._pending[handle] = _Write(
+                future=future,
+                started=started,
+                posted_s=self._clock.now() - started,
+                num_bytes=sum(span.num_bytes for span in here),
+                num_descriptors=len(here),
+            )
+
+        self._submit(job, future)
+        return future
 
     def _ask_to_stop(self, *, destroy: bool) -> None:
         with self._wake:

@@ -1,11 +1,13 @@
 """The one seam of the fabric: a transport moves bytes one-sidedly between registered regions.
 
-A write carries one notification that becomes visible to the target after the write's bytes. No
-method waits for a peer. All methods of one transport run on one thread (`TransferThread`).
+A write carries one notification that becomes visible to the target after the write's bytes; a read
+carries none. No method waits for a peer. All methods of one transport run on one thread
+(`TransferThread`).
 
-Who owns what: a write's source blocks stay owned and held by the caller until `poll` says DONE, or
-until the transport was destroyed; FAILED says nothing about whether bytes still land at the target.
-REFUSED says that nothing was posted: no byte moved or will move, and the blocks are free to go.
+Who owns what: the caller's blocks of a write or a read stay owned and held by it until `poll` says
+DONE, or until the transport was destroyed; FAILED says nothing about whether bytes still land.
+REFUSED says that none moves any more and that the blocks are free to go: a write was not posted, a
+read was not, or what it brought is not the source's.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ WriteHandle = NewType("WriteHandle", int)
 
 
 class WriteState(enum.Enum):
-    """Where a write stands."""
+    """Where a write or a read stands."""
 
     PENDING = "pending"
     DONE = "done"
@@ -35,7 +37,7 @@ class WriteState(enum.Enum):
 
 
 class Poll(msgspec.Struct, frozen=True):
-    """A write's state, and the reason where it failed or was refused."""
+    """A write's or read's state, and the reason where it failed or was refused."""
 
     state: WriteState
     reason: str = ""
@@ -74,7 +76,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Transport(Protocol):
-    """Backends: `nixl_transport.NixlTransport` (default), `inprocess.InProcessTransport`."""
+    """Backends: `nixl.transport.NixlTransport` (default), `inprocess.transport`."""
 
     @property
     def name(self) -> PeerName:
@@ -106,20 +108,40 @@ class Transport(Protocol):
     def write(
         self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
     ) -> WriteHandle:
-        """Post one write of equal-sized spans, with one notification `tag`.
+        """Post one write of pairwise equal spans, with one notification `tag`.
 
         Never raises for the peer's state, which `poll` reports: REFUSED for a peer that is not
-        known and for a region generation older than one that was written to, FAILED for all else.
+        known and for a region generation older than one that was used before, FAILED for all else.
 
         Raises:
-            ValueError: a span lies outside its region; nothing was posted.
+            ValueError: spans differ or lie outside their region, or the tag is empty (NIXL would
+                not notify); nothing was posted.
             FabricError: nothing is registered here, or it is closed; nothing was posted.
         """
         ...
 
+    def read(
+        self, remote: RemoteRegion, local: Sequence[Span], source: Sequence[Span]
+    ) -> WriteHandle:
+        """Post one read of pairwise equal spans of a peer's region into this side's.
+
+        DONE says that every byte is here and was the source's: the region was still where `remote`
+        says, of that generation, after the last byte had left. A region that a fence moved away
+        ends it as REFUSED, whether the move was known or not, before the read or under it; so does
+        a fence of the region here. All else as for `write`.
+
+        The source's owner hears nothing of it, and must poll `notifications` meanwhile: over TCP
+        its polls are what sends the bytes. It keeps the blocks until it is told that the read
+        ended, and a reader counts among those who know an old address of a region.
+
+        Raises:
+            ValueError, FabricError: as for `write`.
+        """
+        ...
+
     def poll(self, handle: WriteHandle) -> Poll:
-        """Return a write's state; all but PENDING forget the handle. A write's notification may
-        leave only when its writer polls, so poll every write to its end."""
+        """Return a write's or read's state; all but PENDING forget the handle. A write's
+        notification may leave only when its writer polls, so poll every write to its end."""
         ...
 
     def notifications(self) -> list[Notification]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -31,11 +32,11 @@ class Dice(Protocol):
 
 
 class Faults(msgspec.Struct, frozen=True):
-    """What the fabric does to every write. Shares are probabilities from 0 to 1.
+    """What the fabric does to every write and read. Shares are probabilities from 0 to 1.
 
     Attributes:
-        min_delay_s, max_delay_s: between a write's events, uniform.
-        loss: a descriptor is lost: the write FAILs, and has no notification.
+        min_delay_s, max_delay_s: between a transfer's events, uniform.
+        loss: a descriptor is lost: the transfer FAILs, and has no notification.
         notification_loss: the bytes are in and the writer sees DONE; the target never hears of it.
         corruption: one byte of a descriptor lands inverted, and nobody is told.
     """
@@ -57,7 +58,7 @@ class Frozen(enum.Enum):
 
 
 class Kind(enum.StrEnum):
-    """Events of a write's life."""
+    """Events of a write's or read's life."""
 
     POSTED = "posted"
     LANDED = "landed"
@@ -66,13 +67,15 @@ class Kind(enum.StrEnum):
     NOTIFICATION_LOST = "notification_lost"
     DONE = "done"
     FAILED = "failed"
+    REFUSED = "refused"
 
 
 class FabricEvent(msgspec.Struct, frozen=True, array_like=True):
-    """Something that happened to a write.
+    """Something that happened to a write or read.
 
     Attributes:
-        index: which descriptor, as posted; -1 where the event is about the whole write.
+        source, target: where the bytes come from and go to; a read's target posted it.
+        index: which descriptor, as posted; -1 where the event is about all of it.
     """
 
     at: float
@@ -111,10 +114,11 @@ class Port:
 
 
 class Step(enum.Enum):
-    """What is next in a write's life."""
+    """What is next in a write's or read's life."""
 
     LAND = "land"
     NOTIFY = "notify"
+    VERIFY = "verify"
     COMPLETE = "complete"
 
 
@@ -124,6 +128,9 @@ class Write:
     `captured` are bytes of the next descriptors that had left the source when it was killed;
     `carries_notification` whether that had left too.
     """
+
+    next_step = Step.NOTIFY
+    """After the last descriptor."""
 
     def __init__(self, handle: WriteHandle, source: Port, target: Port, tag: bytes) -> None:
         self.handle = handle
@@ -136,12 +143,45 @@ class Write:
         self.carries_notification = False
         self.step = Step.LAND
 
+    @property
+    def poster(self) -> Port:
+        """Who posted it, and polls it."""
+        return self.source
+
+    @property
+    def peer(self) -> Port:
+        """The other end."""
+        return self.target
+
     def capture(self, num_descriptors: int) -> None:
         """Keep what the source's kernel had buffered: the next descriptors as they are now, and
         the notification behind them where there is room."""
         pending = self.descriptors[:num_descriptors]
         self.captured = [bytes(descriptor.source) for descriptor in pending]
         self.carries_notification = num_descriptors > len(self.descriptors)
+
+
+class Read(Write):
+    """A read under way: as a write, but posted by the target, and with a look in the notification's
+    place: `verify` says why what has landed is not the source's, empty where it is."""
+
+    next_step = Step.VERIFY
+
+    def __init__(
+        self, handle: WriteHandle, source: Port, target: Port, verify: Callable[[], str]
+    ) -> None:
+        super().__init__(handle, source, target, b"")
+        self.verify = verify
+
+    @property
+    def poster(self) -> Port:
+        """The target."""
+        return self.target
+
+    @property
+    def peer(self) -> Port:
+        """The source."""
+        return self.source
 
 
 class Descriptor(msgspec.Struct):

@@ -1,13 +1,14 @@
 """A fabric inside one process: the transport's fake for tests and simulation, faults included.
 
-Every descriptor lands as an event of its own, and so do a write's notification and its completion:
+Every descriptor lands as an event of its own, and so do the rest of a write's and a read's life:
 
-    post ---> descriptor ... descriptor ---> notification (at the target) ---> done (at the writer)
+    write ---> descriptor ... descriptor ---> notification (at the target) -------> done
+    read ----> descriptor ... descriptor ---> look at the source's seal (a fence) -> done or refused
 
 each after a delay that is drawn; descriptors land in an order that is drawn. The source's bytes are
-read when a descriptor lands, as hardware does, and land in the memory that was registered at the
-address written to: after a fence, in the sink. Time and dice are arguments, so the same seed and
-the same calls give the same events.
+read when a descriptor lands, as hardware does, from the memory that was registered at their address
+and into the one that was: after a fence, the sink. Time and dice are arguments, so the same seed
+and the same calls give the same events.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import assert_never
 
 import msgspec
 
 from core.errors import FabricError
-from core.memory_region import MemoryRegion
-from kv_transfer.descriptors import check_bounds
+from core.memory_region import SEAL_BYTES, MemoryRegion, seal_of
+from kv_transfer.descriptors import check_spans
+from kv_transfer.inprocess.known_peers import KnownPeers, Metadata
 from kv_transfer.inprocess.model import (
     Descriptor,
     Dice,
@@ -30,10 +31,11 @@ from kv_transfer.inprocess.model import (
     Frozen,
     Kind,
     Port,
+    Read,
     Registration,
-    Step,
     Write,
 )
+from kv_transfer.inprocess.wire import Wire
 from kv_transfer.transport import (
     Health,
     Notification,
@@ -45,6 +47,9 @@ from kv_transfer.transport import (
     WriteState,
 )
 
+_Pieces = list[tuple[memoryview, int]]
+"""Source bytes, and the address that they are to land at."""
+
 
 class InProcessFabric:
     """The hub: every agent's memory, a heap of events, and the faults.
@@ -52,7 +57,7 @@ class InProcessFabric:
     Args:
         now: monotonic seconds, real or simulated.
         rng: where delays, orders and faults are drawn from.
-        faults: may be replaced at any time.
+        faults: may be replaced at any time (`faults`).
         on_event: is told everything that happens, for logs and invariants.
         lock: re-entrant; needed where transports run on several threads.
     """
@@ -66,18 +71,25 @@ class InProcessFabric:
         on_event: Callable[[FabricEvent], None] | None = None,
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        self.faults = faults or Faults()
         self.lock = lock or nullcontext()
         self._now = now
         self._rng = rng
-        self._on_event = on_event
+        self._wire = Wire(rng, faults or Faults(), on_event)
         self._ports: dict[PeerName, Port] = {}
-        self._cut: set[tuple[PeerName, PeerName]] = set()
         self._heap: list[tuple[float, int, Write]] = []
         self._stalled: list[Write] = []
         self._num_scheduled = 0
         self._num_lives = 0
         self._num_writes = 0
+
+    @property
+    def faults(self) -> Faults:
+        """What happens to every write and read from now on."""
+        return self._wire.faults
+
+    @faults.setter
+    def faults(self, faults: Faults) -> None:
+        self._wire.faults = faults
 
     def transport(self, name: PeerName) -> InProcessTransport:
         """Return a new agent.
@@ -129,12 +141,12 @@ class InProcessFabric:
     def cut(self, source: PeerName, target: PeerName) -> None:
         """Stop what goes from `source` to `target`, and only that."""
         with self.lock:
-            self._cut.add((source, target))
+            self._wire.cut.add((source, target))
 
     def heal(self, source: PeerName, target: PeerName) -> None:
         """Undo `cut`."""
         with self.lock:
-            self._cut.discard((source, target))
+            self._wire.cut.discard((source, target))
             self._resume()
 
     def kill(self, name: PeerName, *, buffered_descriptors: int = 0) -> None:
@@ -160,31 +172,44 @@ class InProcessFabric:
         port = self._ports.get(name)
         return port is not None and port.life == life and port.is_alive
 
-    def post(
-        self, source: Port, target: PeerName, tag: bytes, spans: list[tuple[memoryview, int]]
-    ) -> Write:
-        """Start a write of (source bytes, target address) pairs."""
-        write = self._new_write(source, self._ports[target], tag)
+    def post(self, source: Port, target: PeerName, tag: bytes, pieces: _Pieces) -> Write:
+        """Start a write."""
+        write = Write(self._next_handle(), source, self._ports[target], tag)
+        self._start(write, pieces)
+        return write
+
+    def fetch(
+        self, source: PeerName, target: Port, pieces: _Pieces, verify: Callable[[], str]
+    ) -> Read:
+        """Start a read; `verify` see `Read`."""
+        read = Read(self._next_handle(), self._ports[source], target, verify)
+        self._start(read, pieces)
+        return read
+
+    def unposted(self, poster: Port, peer: PeerName, poll: Poll) -> Write:
+        """Return a write or read that was over before a byte moved."""
+        other = self._ports.get(peer) or Port(peer, 0)
+        write = Write(self._next_handle(), poster, other, b"")
+        self._wire.end(write, self._now(), poll)
+        return write
+
+    def memory_of(self, name: PeerName, address: int, num_bytes: int) -> memoryview | None:
+        """Return what a peer had last registered at an address, if anything."""
+        return self._ports[name].memory_at(address, num_bytes)
+
+    def _next_handle(self) -> WriteHandle:
+        self._num_writes += 1
+        return WriteHandle(self._num_writes)
+
+    # --- a write's and a read's life --------------------------------------------------------------
+
+    def _start(self, write: Write, pieces: _Pieces) -> None:
         write.descriptors = [
-            Descriptor(index, memory, address) for index, (memory, address) in enumerate(spans)
+            Descriptor(index, memory, address) for index, (memory, address) in enumerate(pieces)
         ]
         self._rng.shuffle(write.descriptors)
-        write.step = Step.LAND if spans else Step.NOTIFY
-        self._tell(write, Kind.POSTED, self._now())
+        self._wire.tell(write, Kind.POSTED, self._now())
         self._schedule(write, self._now())
-        return write
-
-    def unposted(self, source: Port, target: PeerName, poll: Poll) -> Write:
-        """Return a write that was over before a byte moved."""
-        write = self._new_write(source, self._ports.get(target) or Port(target, 0), b"")
-        self._end_badly(write, self._now(), poll)
-        return write
-
-    def _new_write(self, source: Port, target: Port, tag: bytes) -> Write:
-        self._num_writes += 1
-        return Write(WriteHandle(self._num_writes), source, target, tag)
-
-    # --- a write's life ---------------------------------------------------------------------------
 
     def _schedule(self, write: Write, after: float) -> None:
         delay = self._rng.uniform(self.faults.min_delay_s, self.faults.max_delay_s)
@@ -197,101 +222,10 @@ class InProcessFabric:
             self._schedule(write, self._now())
 
     def _advance(self, write: Write, at: float) -> None:
-        if self._is_stalled(write):
+        if self._wire.is_stalled(write):
             self._stalled.append(write)
-        elif not write.source.is_alive:
-            self._advance_buffered(write, at)
-        elif not write.target.is_alive:
-            self._fail(write, at, "RemoteDisconnect: the peer is gone")
-        else:
-            self._take_step(write, at)
-
-    def _is_stalled(self, write: Write) -> bool:
-        source, target = write.source, write.target
-        if Frozen.ALL in (source.frozen, target.frozen):
-            return True
-        if write.step is Step.COMPLETE:
-            return source.frozen is not None or (target.name, source.name) in self._cut
-        if write.step is Step.NOTIFY and source.frozen is not None:
-            return True  # the writer's software sends it
-        return (source.name, target.name) in self._cut
-
-    def _advance_buffered(self, write: Write, at: float) -> None:
-        """Land what a dead writer's kernel had buffered; the rest never leaves."""
-        if not write.target.is_alive:
-            return
-        if write.step is Step.LAND and write.captured:
-            self._land(write, write.captured.pop(0), at)
-        elif write.step is Step.NOTIFY and write.carries_notification:
-            self._notify(write, at)
-        else:
-            return
-        if write.poll.state is WriteState.PENDING:
+        elif self._wire.advance(write, at):
             self._schedule(write, at)
-
-    def _take_step(self, write: Write, at: float) -> None:
-        match write.step:
-            case Step.LAND:
-                self._land(write, bytes(write.descriptors[0].source), at)
-            case Step.NOTIFY:
-                self._notify(write, at)
-            case Step.COMPLETE:
-                write.poll = Poll(WriteState.DONE)
-                self._tell(write, Kind.DONE, at)
-            case _:
-                assert_never(write.step)
-        if write.poll.state is WriteState.PENDING:
-            self._schedule(write, at)
-
-    def _land(self, write: Write, data: bytes, at: float) -> None:
-        descriptor = write.descriptors.pop(0)
-        memory = write.target.memory_at(descriptor.address, len(data))
-        if memory is None:
-            self._fail(write, at, "InvalidParam: the address was never registered")
-            return
-        if self._rng.random() < self.faults.loss:
-            self._fail(write, at, "Backend: a descriptor was lost")
-            return
-        kind = Kind.LANDED
-        if self._rng.random() < self.faults.corruption:
-            data, kind = self._corrupted(data), Kind.CORRUPTED
-        memory[:] = data
-        self._tell(write, kind, at, descriptor.index)
-        if not write.descriptors:
-            write.step = Step.NOTIFY
-
-    def _corrupted(self, data: bytes) -> bytes:
-        index = self._rng.randrange(len(data))
-        return data[:index] + bytes([data[index] ^ 0xFF]) + data[index + 1 :]
-
-    def _notify(self, write: Write, at: float) -> None:
-        write.step = Step.COMPLETE
-        if self._rng.random() < self.faults.notification_loss:
-            self._tell(write, Kind.NOTIFICATION_LOST, at)
-            return
-        write.target.arrived.append(Notification(write.source.name, write.tag))
-        self._tell(write, Kind.NOTIFIED, at)
-
-    def _fail(self, write: Write, at: float, reason: str) -> None:
-        self._end_badly(write, at, Poll(WriteState.FAILED, reason))
-
-    def _end_badly(self, write: Write, at: float, poll: Poll) -> None:
-        write.poll = poll
-        self._tell(write, Kind.FAILED, at)
-
-    def _tell(self, write: Write, kind: Kind, at: float, index: int = -1) -> None:
-        if self._on_event is not None:
-            source, target = write.source.name, write.target.name
-            self._on_event(FabricEvent(at, kind, source, target, write.handle, index))
-
-
-class _Metadata(msgspec.Struct, frozen=True):
-    """What a peer must know of an agent: which life, and what it registered."""
-
-    name: PeerName
-    life: int
-    address: int
-    num_bytes: int
 
 
 class InProcessTransport:
@@ -301,8 +235,7 @@ class InProcessTransport:
         self._fabric = fabric
         self._port = port
         self._region: MemoryRegion | None = None
-        self._peers: dict[PeerName, _Metadata] = {}
-        self._generations: dict[PeerName, int] = {}
+        self._peers = KnownPeers(fabric.is_alive)
         self._writes: dict[WriteHandle, Write] = {}
 
     @property
@@ -315,7 +248,7 @@ class InProcessTransport:
         writes under way."""
         with self._fabric.lock:
             self._region = region
-            self._port.registrations.append(Registration(region.address, region.view()))
+            self._port.registrations.append(Registration(region.address, region.sealed_view()))
 
     def metadata(self) -> bytes:
         """Return the agent's life and registered range as JSON."""
@@ -324,25 +257,16 @@ class InProcessTransport:
             raise FabricError(msg)
         port, current = self._port, self._port.registrations[-1]
         return msgspec.json.encode(
-            _Metadata(port.name, port.life, current.address, len(current.memory))
+            Metadata(port.name, port.life, current.address, len(current.memory))
         )
 
     def add_peer(self, name: PeerName, metadata: bytes) -> None:
         """Learn or replace a peer."""
-        try:
-            peer = msgspec.json.decode(metadata, type=_Metadata)
-        except msgspec.DecodeError as error:
-            msg = f"metadata of {name!r} is not understood: {error}"
-            raise FabricError(msg) from error
-        if peer.name != name:
-            msg = f"metadata of {peer.name!r} was given for {name!r}"
-            raise FabricError(msg)
-        self._peers[name] = peer
+        self._peers.add(name, metadata)
 
     def remove_peer(self, name: PeerName) -> None:
         """Forget a peer."""
-        self._peers.pop(name, None)
-        self._generations.pop(name, None)
+        self._peers.remove(name)
 
     def write(
         self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
@@ -350,33 +274,59 @@ class InProcessTransport:
         """Post a write.
 
         Raises:
-            ValueError: a span lies outside its region.
-            FabricError: nothing is registered here, or the agent is closed.
+            ValueError, FabricError: see `Transport.write`.
         """
-        if self._region is None or not self._port.is_alive:
-            msg = "write before register, or after close"
-            raise FabricError(msg)
-        check_bounds(local, self._region.num_bytes, "local")
-        check_bounds(target, remote.num_bytes, "target")
+        if not tag:
+            msg = "a write's tag is empty"
+            raise ValueError(msg)
+        self._check_arguments(remote, local, target)
         with self._fabric.lock:
-            obstacle = self._obstacle(remote, target)
+            obstacle = self._peers.obstacle(remote, target)
             if obstacle is not None:
                 write = self._fabric.unposted(self._port, remote.peer, obstacle)
             else:
-                memory = self._port.registrations[-1].memory
-                spans = [
-                    (
-                        memory[here.offset : here.offset + here.num_bytes],
-                        remote.address + there.offset,
-                    )
+                pieces = [
+                    (self._memory(here), remote.address + there.offset)
                     for here, there in zip(local, target, strict=True)
                 ]
-                write = self._fabric.post(self._port, remote.peer, tag, spans)
+                write = self._fabric.post(self._port, remote.peer, tag, pieces)
             self._writes[write.handle] = write
         return write.handle
 
+    def read(
+        self, remote: RemoteRegion, local: Sequence[Span], source: Sequence[Span]
+    ) -> WriteHandle:
+        """Post a read.
+
+        Raises:
+            ValueError, FabricError: see `Transport.read`.
+        """
+        region = self._check_arguments(remote, local, source)
+        seal = Span(remote.num_bytes, SEAL_BYTES)
+        with self._fabric.lock:
+            obstacle = self._peers.obstacle(remote, (*source, seal))
+            if obstacle is not None:
+                read = self._fabric.unposted(self._port, remote.peer, obstacle)
+            else:
+                base = self._port.registrations[-1].address
+                pieces = [
+                    (self._memory_there(remote, there), base + here.offset)
+                    for here, there in zip(local, source, strict=True)
+                ]
+                seal_there, generation = self._memory_there(remote, seal), region.generation
+
+                def verify() -> str:
+                    if bytes(seal_there) != seal_of(remote.generation):
+                        return f"the source moved: no longer generation {remote.generation}"
+                    is_same = region.generation == generation
+                    return "" if is_same else "the region here moved under the read"
+
+                read = self._fabric.fetch(remote.peer, self._port, pieces, verify)
+            self._writes[read.handle] = read
+        return read.handle
+
     def poll(self, handle: WriteHandle) -> Poll:
-        """Return a write's state."""
+        """Return a write's or read's state."""
         with self._fabric.lock:
             self._fabric.step()
             poll = self._writes[handle].poll
@@ -402,20 +352,21 @@ class InProcessTransport:
             self._fabric.kill(self._port.name)
         self._writes.clear()
 
-    def _obstacle(self, remote: RemoteRegion, target: Sequence[Span]) -> Poll | None:
-        """Return how a write ends that cannot start, as it would over NIXL; None if it can."""
-        peer = self._peers.get(remote.peer)
-        if peer is None:
-            return Poll(WriteState.REFUSED, f"unknown peer {remote.peer!r}")
-        newest = self._generations.setdefault(remote.peer, remote.generation)
-        if remote.generation < newest:
-            return Poll(WriteState.REFUSED, f"stale region generation {remote.generation}")
-        self._generations[remote.peer] = remote.generation
-        if not self._fabric.is_alive(peer.name, peer.life):
-            return Poll(WriteState.FAILED, "RemoteDisconnect: the peer is gone")
-        for span in target:
-            offset = remote.address + span.offset - peer.address
-            if offset < 0 or offset + span.num_bytes > peer.num_bytes:
-                reason = "NotFound: the address is not in the peer's metadata"
-                return Poll(WriteState.FAILED, reason)
-        return None
+    def _check_arguments(
+        self, remote: RemoteRegion, local: Sequence[Span], there: Sequence[Span]
+    ) -> MemoryRegion:
+        if self._region is None or not self._port.is_alive:
+            msg = "a write or read before register, or after close"
+            raise FabricError(msg)
+        check_spans(local, self._region.num_bytes, there, remote.num_bytes)
+        return self._region
+
+    def _memory(self, here: Span) -> memoryview:
+        memory = self._port.registrations[-1].memory
+        return memory[here.offset : here.offset + here.num_bytes]
+
+    def _memory_there(self, remote: RemoteRegion, there: Span) -> memoryview:
+        address = remote.address + there.offset
+        memory = self._fabric.memory_of(remote.peer, address, there.num_bytes)
+        assert memory is not None, "what a peer's metadata names was registered"
+        return memory

@@ -76,22 +76,24 @@ class NixlAgent:
         self, peer: str, local: Iterable[Descriptor], target: Iterable[Descriptor], tag: bytes
     ) -> Request:
         """Check a write of pairwise equal descriptors against what both sides registered."""
-        kind = self._nixl.DRAM_SEG
-        here = self._nixl.nixlXferDList(kind, [(address, size, 0) for address, size in local])
-        there = self._nixl.nixlXferDList(kind, [(address, size, 0) for address, size in target])
-        operation = self._nixl.NIXL_WRITE
-        create = self._agent.createXferReq
-        return Request(self._call(create, operation, here, there, peer, tag, []))
+        return self._prepare(self._nixl.NIXL_WRITE, peer, local, target, tag)
+
+    def prepare_read(
+        self, peer: str, local: Iterable[Descriptor], source: Iterable[Descriptor]
+    ) -> Request:
+        """Check a read alike; nobody is notified of it."""
+        return self._prepare(self._nixl.NIXL_READ, peer, local, source, b"")
 
     def post(self, request: Request, tag: bytes) -> bool:
-        """Start a prepared write; return whether it is complete already.
+        """Start a prepared write, or with an empty tag a read; return whether it is complete
+        already.
 
         On CMA it copies here and now, with the GIL released.
         """
         return self._call(self._agent.postXferReq, request, tag) == self._nixl.NIXL_SUCCESS
 
     def is_done(self, request: Request) -> bool:
-        """Make progress, and return whether a posted write is complete."""
+        """Make progress, and return whether a posted request is complete."""
         return self._call(self._agent.getXferStatus, request) == self._nixl.NIXL_SUCCESS
 
     def release(self, request: Request) -> None:
@@ -105,6 +107,20 @@ class NixlAgent:
     def close(self) -> None:
         """Destroy the agent; idempotent."""
         self._native = None  # the binding owns the agent: the last reference destroys it
+
+    def _prepare(
+        self,
+        operation: object,
+        peer: str,
+        local: Iterable[Descriptor],
+        remote: Iterable[Descriptor],
+        tag: bytes,
+    ) -> Request:
+        kind = self._nixl.DRAM_SEG
+        here = self._nixl.nixlXferDList(kind, [(address, size, 0) for address, size in local])
+        there = self._nixl.nixlXferDList(kind, [(address, size, 0) for address, size in remote])
+        create = self._agent.createXferReq
+        return Request(self._call(create, operation, here, there, peer, tag, []))
 
     @property
     def _agent(self) -> NativeAgent:

@@ -1,4 +1,4 @@
-"""Types of NIXL's C++ extension module, which ships none; only what `nixl_agent` uses."""
+"""Types of NIXL's C++ extension module, which ships none; only what `nixl.agent` uses."""
 # ruff: noqa: N802, N815 - the names are NIXL's
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Bindings(Protocol):
     """The extension module, as far as it is used here."""
 
     DRAM_SEG: object
+    NIXL_READ: object
     NIXL_WRITE: object
     NIXL_SUCCESS: object
     NIXL_THREAD_SYNC_NONE: object

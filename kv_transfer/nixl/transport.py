@@ -1,26 +1,28 @@
 """The default backend: NIXL 1.5 over UCX (CMA or TCP on one host, RDMA between hosts).
 
-Measured, and relied on here: a write's exceptions can come from preparing, posting or polling, and
-all mean FAILED (preparing moves nothing, but a connection in error may show there, and only FAILED
-has the writer connect anew); a peer that is frozen stays PENDING for ever; a new agent under a
-known name breaks the pair unless the old one is removed; removing a peer fails the writes to it
-that are under way, although their bytes land.
+Measured, and relied on here: a request's exceptions can come from preparing, posting or polling,
+and all mean FAILED (preparing moves nothing, but a connection in error may show there, and only
+FAILED has the writer connect anew); with a peer that is frozen it stays PENDING for ever (a read
+over CMA does not: it needs nobody there); a new agent under a known name breaks the pair unless the
+old one is removed; removing a peer fails the writes to it that are under way, although their bytes
+land; a read of memory that was deregistered and moved away is DONE, and brings zeros.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from core.errors import FabricError
 from core.memory_region import MemoryRegion
-from kv_transfer.descriptors import check_bounds
-from kv_transfer.nixl.agent import NixlAgent, Request
+from kv_transfer.descriptors import check_spans
+from kv_transfer.generations import Generations
+from kv_transfer.nixl.agent import Descriptor, NixlAgent, Request
 from kv_transfer.nixl.bindings import Registration
-from kv_transfer.nixl.tcp_traffic import acked_by_socket, acked_since
+from kv_transfer.nixl.carriers import Carriers, Sample
+from kv_transfer.nixl.seals import Seals, seal_descriptor
 from kv_transfer.transport import (
     Health,
     Notification,
@@ -32,23 +34,34 @@ from kv_transfer.transport import (
     WriteState,
 )
 
-_TELLING_BYTES = 1 << 20
-_HAS_RDMA = Path("/sys/class/infiniband").exists()
 _DONE = Poll(WriteState.DONE)
 _PENDING = Poll(WriteState.PENDING)
 
 
-class _Write(msgspec.Struct):
-    """A posted write.
+class _Check(msgspec.Struct):
+    """What a read has yet to find out when its bytes are here.
+
+    Attributes:
+        generation: of the region here when the read was posted.
+        slot: where the source's seal lands; None before it is asked for.
+    """
+
+    source: RemoteRegion
+    generation: int
+    slot: int | None = None
+
+
+class _Transfer(msgspec.Struct):
+    """A posted write, or a read, which has a `check`.
 
     Attributes:
         request: None where nothing is left to ask NIXL about.
-        acked_before: this process's TCP traffic before it, where it is to tell the transport.
+        sample: where it is to tell what carries its bytes.
     """
 
     peer: PeerName
-    num_bytes: int
-    acked_before: dict[str, int] | None
+    sample: Sample | None = None
+    check: _Check | None = None
     request: Request | None = None
     outcome: Poll = _PENDING
 
@@ -71,10 +84,11 @@ class NixlTransport:
         self._base = 0  # where the region was registered; a fence moves it
         self._registration: Registration | None = None
         self._peers: set[PeerName] = set()
-        self._writes: dict[WriteHandle, _Write] = {}
-        self._num_writes = 0
-        self._carriers: dict[PeerName, str] = {}
-        self._generations: dict[PeerName, int] = {}
+        self._transfers: dict[WriteHandle, _Transfer] = {}
+        self._num_transfers = 0
+        self._seals: Seals | None = None
+        self._carriers = Carriers()
+        self._generations = Generations()
         self._trouble = ""
 
     @property
@@ -87,7 +101,7 @@ class NixlTransport:
         if self._registration is not None:
             self._agent.deregister(self._registration)
             self._registration = None
-        self._registration = self._agent.register(region.address, region.num_bytes)
+        self._registration = self._agent.register(region.address, len(region.sealed_view()))
         self._region, self._base = region, region.address
 
     def metadata(self) -> bytes:
@@ -112,8 +126,8 @@ class NixlTransport:
         """Forget a peer."""
         if name in self._peers:
             self._peers.discard(name)
-            self._carriers.pop(name, None)
-            self._generations.pop(name, None)
+            self._carriers.forget(name)
+            self._generations.forget(name)
             with contextlib.suppress(FabricError):  # a dead peer cannot be disconnected from
                 self._agent.forget_peer(name)
 
@@ -123,46 +137,48 @@ class NixlTransport:
         """Post a write; merge neighbours first (`descriptors.merge_neighbours`), descriptors cost.
 
         Raises:
-            ValueError: a span lies outside its region.
-            FabricError: nothing is registered here.
+            ValueError, FabricError: see `Transport.write`.
         """
-        if self._region is None:
-            msg = "write before register"
-            raise FabricError(msg)
-        check_bounds(local, self._region.num_bytes, "local")
-        check_bounds(target, remote.num_bytes, "target")
-        self._num_writes += 1
-        handle = WriteHandle(self._num_writes)
-        write = self._writes[handle] = self._new_write(remote.peer, local)
-        refusal = self._refusal(remote)
-        if refusal:
-            write.outcome = Poll(WriteState.REFUSED, refusal)
+        if not tag:
+            msg = "a write's tag is empty"
+            raise ValueError(msg)
+        self._check_arguments(remote, local, target)
+        handle, transfer = self._open(remote, local, is_read=False)
+        if transfer.outcome is _PENDING:
+            here, there = self._here(local), _there(remote, target)
+            prepare = self._agent.prepare_write
+            self._start(transfer, lambda: prepare(remote.peer, here, there, tag), tag)
+        return handle
+
+    def read(
+        self, remote: RemoteRegion, local: Sequence[Span], source: Sequence[Span]
+    ) -> WriteHandle:
+        """Post a read, which ends with the look at the source's seal.
+
+        Raises:
+            ValueError, FabricError: see `Transport.read`.
+        """
+        region = self._check_arguments(remote, local, source)
+        handle, transfer = self._open(remote, local, is_read=True)
+        if transfer.outcome is not _PENDING:
             return handle
-        try:
-            write.request = self._agent.prepare_write(
-                remote.peer,
-                [(self._base + span.offset, span.num_bytes) for span in local],
-                [(remote.address + span.offset, span.num_bytes) for span in target],
-                tag,
-            )
-            if self._agent.post(write.request, tag):
-                self._finish(write, _DONE)
-        except FabricError as error:
-            self._finish(write, Poll(WriteState.FAILED, str(error)))
+        transfer.check = _Check(remote, region.generation)
+        here, there = self._here(local), _there(remote, source)
+        self._start(transfer, lambda: self._agent.prepare_read(remote.peer, here, there), b"")
         return handle
 
     def poll(self, handle: WriteHandle) -> Poll:
-        """Return a write's state."""
-        write = self._writes[handle]
-        if write.request is not None:
+        """Return a write's or read's state."""
+        transfer = self._transfers[handle]
+        if transfer.request is not None:
             try:
-                if self._agent.is_done(write.request):
-                    self._finish(write, _DONE)
+                if self._agent.is_done(transfer.request):
+                    self._request_done(transfer)
             except FabricError as error:
-                self._finish(write, Poll(WriteState.FAILED, str(error)))
-        if write.outcome.state is not WriteState.PENDING:
-            del self._writes[handle]
-        return write.outcome
+                self._end(transfer, Poll(WriteState.FAILED, str(error)))
+        if transfer.outcome.state is not WriteState.PENDING:
+            del self._transfers[handle]
+        return transfer.outcome
 
     def notifications(self) -> list[Notification]:
         """Return what arrived; UCX makes its progress for inbound traffic in here."""
@@ -179,14 +195,14 @@ class NixlTransport:
         ]
 
     def health(self) -> Health:
-        """Return "ucx" until a write of 1 MiB was done, then also what carried it."""
-        seen = ", ".join(sorted(set(self._carriers.values())))
+        """Return "ucx", and what carries the bytes as far as it was found out (`carriers`)."""
+        seen = ", ".join(self._carriers.seen)
         transport = f"ucx ({seen})" if seen else "ucx"
         return Health(ok=not self._trouble, transport=transport, reason=self._trouble)
 
     def close(self) -> None:
         """Destroy the agent."""
-        self._writes.clear()
+        self._transfers.clear()
         self._agent.close()
 
     def _load_peer(self, name: PeerName, metadata: bytes) -> None:
@@ -195,36 +211,98 @@ class NixlTransport:
             msg = f"metadata of {given!r} was given for {name!r}"
             raise FabricError(msg)
 
+    # --- one transfer -----------------------------------------------------------------------------
+
+    def _check_arguments(
+        self, remote: RemoteRegion, local: Sequence[Span], there: Sequence[Span]
+    ) -> MemoryRegion:
+        if self._region is None:
+            msg = "a write or read before register"
+            raise FabricError(msg)
+        check_spans(local, self._region.num_bytes, there, remote.num_bytes)
+        return self._region
+
+    def _open(
+        self, remote: RemoteRegion, local: Sequence[Span], *, is_read: bool
+    ) -> tuple[WriteHandle, _Transfer]:
+        """Return a transfer that is still to be started, or was refused."""
+        self._num_transfers += 1
+        handle = WriteHandle(self._num_transfers)
+        refusal = self._refusal(remote)
+        if refusal:
+            outcome = Poll(WriteState.REFUSED, refusal)
+            transfer = _Transfer(remote.peer, outcome=outcome)
+        else:
+            num_bytes = sum(span.num_bytes for span in local)
+            busy = (other.peer for other in self._transfers.values())
+            sample = self._carriers.begin(remote.peer, num_bytes, is_read=is_read, busy=busy)
+            transfer = _Transfer(remote.peer, sample)
+        self._transfers[handle] = transfer
+        return handle, transfer
+
     def _refusal(self, remote: RemoteRegion) -> str:
-        """Return why a write cannot start; empty if it can. NIXL knows all addresses that a peer
-        ever registered, so generations are compared here."""
+        """Return why a transfer cannot start; empty if it can."""
         if remote.peer not in self._peers:
             return f"unknown peer {remote.peer!r}"
-        newest = self._generations.setdefault(remote.peer, remote.generation)
-        if remote.generation < newest:
-            return f"stale region generation {remote.generation}, a write to {newest} was posted"
-        self._generations[remote.peer] = remote.generation
-        return ""
+        return self._generations.refusal(remote)
 
-    def _new_write(self, peer: PeerName, local: Sequence[Span]) -> _Write:
-        num_bytes = sum(span.num_bytes for span in local)
-        is_telling = num_bytes >= _TELLING_BYTES and peer not in self._carriers
-        return _Write(peer, num_bytes, acked_by_socket() if is_telling else None)
+    def _here(self, spans: Sequence[Span]) -> list[Descriptor]:
+        return [(self._base + span.offset, span.num_bytes) for span in spans]
 
-    def _finish(self, write: _Write, outcome: Poll) -> None:
-        request, write.request, write.outcome = write.request, None, outcome
-        self._tell_transport(write)
+    def _start(self, transfer: _Transfer, prepare: Callable[[], Request], tag: bytes) -> None:
+        try:
+            transfer.request = prepare()
+            if self._agent.post(transfer.request, tag):
+                self._request_done(transfer)
+        except FabricError as error:
+            self._end(transfer, Poll(WriteState.FAILED, str(error)))
+
+    def _request_done(self, transfer: _Transfer) -> None:
+        self._release(transfer)
+        check = transfer.check
+        if check is None:
+            self._end(transfer, _DONE)
+        elif check.slot is None:
+            self._fetch_seal(transfer, check)
+        else:
+            self._end(transfer, self._judge(check, check.slot))
+
+    def _fetch_seal(self, transfer: _Transfer, check: _Check) -> None:
+        self._seals = self._seals or Seals(self._agent)
+        check.slot = self._seals.take()
+        if check.slot is None:
+            self._end(transfer, Poll(WriteState.REFUSED, "too many reads wait for a seal"))
+            return
+        here, there = [self._seals.place(check.slot)], [seal_descriptor(check.source)]
+        self._start(transfer, lambda: self._agent.prepare_read(transfer.peer, here, there), b"")
+
+    def _judge(self, check: _Check, slot: int) -> Poll:
+        """Say how a read ended whose bytes and seal are here. The slot of one whose seal did not
+        come stays taken, for it may come yet."""
+        assert self._seals is not None
+        assert self._region is not None
+        is_intact = self._seals.is_of(slot, check.source)
+        self._seals.give_back(slot)
+        if not is_intact:
+            reason = f"the source moved: it is no longer generation {check.source.generation}"
+            return Poll(WriteState.REFUSED, reason)
+        if self._region.generation != check.generation:
+            return Poll(WriteState.REFUSED, "the region here moved under the read")
+        return _DONE
+
+    def _end(self, transfer: _Transfer, outcome: Poll) -> None:
+        transfer.outcome = outcome
+        if transfer.sample is not None:
+            self._carriers.end(transfer.sample, is_done=outcome.state is WriteState.DONE)
+        self._release(transfer)
+
+    def _release(self, transfer: _Transfer) -> None:
+        request, transfer.request = transfer.request, None
         if request is not None:
             # A failed request may refuse; it dies with the agent.
             with contextlib.suppress(FabricError):
                 self._agent.release(request)
 
-    def _tell_transport(self, write: _Write) -> None:
-        """UCX does not say what it chose, but a large write shows: either its bytes went through
-        TCP sockets or not, and without an RDMA device only CMA is left in NIXL's wheel."""
-        if write.acked_before is None or write.outcome.state is not WriteState.DONE:
-            return
-        if acked_since(write.acked_before) >= write.num_bytes // 2:
-            self._carriers[write.peer] = "tcp"
-        else:
-            self._carriers[write.peer] = "rdma or cma" if _HAS_RDMA else "cma"
+
+def _there(remote: RemoteRegion, spans: Sequence[Span]) -> list[Descriptor]:
+    return [(remote.address + span.offset, span.num_bytes) for span in spans]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.ids import BlockId
-from kv_transfer.descriptors import check_bounds, merge_neighbours, paired_spans
+from kv_transfer.descriptors import check_spans, merge_neighbours, paired_spans
 from kv_transfer.transport import Span
 
 
@@ -37,16 +37,27 @@ def test_nothing_is_nothing() -> None:
 
 
 def test_unequal_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="blocks: 1 local, 2 target"):
+    with pytest.raises(ValueError, match="blocks: 1 local, 2 remote"):
         paired_spans(ids(1), ids(1, 2), 10)
 
 
 def test_unequal_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="bytes in a pair of spans: 1 local, 2 target"):
+    with pytest.raises(ValueError, match="bytes in a pair of spans: 1 local, 2 remote"):
         merge_neighbours([Span(0, 1)], [Span(0, 2)])
 
 
 @pytest.mark.parametrize("span", [Span(-1, 2), Span(0, 0), Span(5, 6)])
 def test_a_span_outside_its_region_is_refused(span: Span) -> None:
+    outside, inside = [Span(0, 10), span], [Span(0, 10), Span(0, span.num_bytes)]
     with pytest.raises(ValueError, match=r"local Span.* is not inside the region of 10 bytes"):
-        check_bounds([Span(0, 10), span], 10, "local")
+        check_spans(outside, 10, inside, 99)
+    with pytest.raises(ValueError, match=r"remote Span.* is not inside the region of 10 bytes"):
+        check_spans([Span(0, 10)], 99, [Span(1, 10)], 10)
+
+
+def test_spans_that_do_not_pair_are_refused() -> None:
+    with pytest.raises(ValueError, match="spans: 1 local, 2 remote"):
+        check_spans([Span(0, 1)], 10, [Span(0, 1), Span(1, 1)], 10)
+    with pytest.raises(ValueError, match="bytes in a pair of spans: 1 local, 2 remote"):
+        check_spans([Span(0, 1)], 10, [Span(0, 2)], 10)
+    check_spans([Span(9, 1)], 10, [Span(0, 1)], 1)
