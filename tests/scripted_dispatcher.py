@@ -7,7 +7,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from core.errors import RequestError
 from core.ids import RequestId
 from core.lifetime import Lifetime, PrefillDecision, RequestTrace, Stamp
-from core.request import EngineRequest, FinishReason, TokenLogprobs, TokenUpdate
+from core.request import (
+    EngineRequest,
+    FinishReason,
+    PromptLogprobs,
+    TokenLogprobs,
+    TokenUpdate,
+)
 from router.dispatch.interface import GenerateRequest, ServedModel
 from router.text.text_model import TextModel
 
@@ -39,6 +45,10 @@ class ScriptedStream:
     @property
     def lifetime(self) -> Lifetime:
         return self._lifetime
+
+    @property
+    def prompt_logprobs(self) -> Sequence[PromptLogprobs]:
+        return prompt_scores(self._request)
 
     def __aiter__(self) -> AsyncIterator[Sequence[TokenUpdate]]:
         return self
@@ -98,6 +108,26 @@ class ScriptedDispatcher:
     def cancel(self, request_id: RequestId) -> None:
         if request_id not in self.aborted:
             self.aborted.append(request_id)
+
+
+def prompt_scores(request: EngineRequest) -> list[PromptLogprobs]:
+    """Return two parts, if it asks: token i has -i, its rank is i, and the alternatives are tokens
+    19 and 20."""
+    wanted, last = request.sampling.prompt_logprobs, len(request.prompt)
+    if wanted is None:
+        return []
+    return [
+        PromptLogprobs(
+            start=places.start,
+            chosen=tuple(-float(place) for place in places),
+            ranks=tuple(places),
+            num_top=min(wanted, 2),
+            top_ids=(19, 20)[:wanted] * len(places),
+            top=(-0.5, -0.75)[:wanted] * len(places),
+        )
+        for places in (range(1, min(3, last)), range(3, last))
+        if places
+    ]
 
 
 def updates_of(

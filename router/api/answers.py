@@ -11,9 +11,15 @@ from typing import Any
 
 import msgspec
 
-from core.request import FinishReason, TokenLogprobs
+from core.request import FinishReason, PromptLogprobs, TokenLogprobs
 from router.api.generation_params import GenerationParams
-from router.api.logprobs import TokenOf, chat_logprobs, completion_logprobs
+from router.api.logprobs import (
+    TokenOf,
+    chat_logprobs,
+    completion_logprobs,
+    echo_logprobs,
+    prompt_logprobs,
+)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -54,12 +60,25 @@ class Delta(msgspec.Struct, frozen=True):
     stop_reason: str | int | None = None
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """What an answer says of a choice's prompt.
+
+    Attributes:
+        echo: its text, with which the choice's begins; empty where it is not echoed.
+        logprobs: of all tokens but the first where they were asked for, in order.
+    """
+
+    token_ids: tuple[int, ...]
+    echo: str = ""
+    logprobs: tuple[PromptLogprobs, ...] = ()
+
+
 class Choice(msgspec.Struct, frozen=True):
     """One finished sample."""
 
     index: int
     delta: Delta
-    prompt_token_ids: tuple[int, ...]
+    prompt: Prompt
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -115,20 +134,23 @@ class AnswerFormat:
             params.return_token_ids or params.logprobs is not None or params.continuous_usage
         )
 
-    def first_chunk(self, index: int, prompt_token_ids: Sequence[int]) -> bytes:
-        """Return what goes before a choice's first chunk: chat's role, the prompt's ids if asked
-        for; may be empty."""
-        fields: dict[str, Any] = {"index": index}
-        if self._shape is CHAT:
-            fields["delta"] = {"role": "assistant", "content": ""}
-        elif not self._params.return_token_ids:
+    def first_chunk(self, index: int, prompt: Prompt) -> bytes:
+        """Return what goes before a choice's first chunk: chat's role, the prompt if it is echoed,
+        its ids if asked for; may be empty."""
+        params, is_chat = self._params, self._shape is CHAT
+        if not (is_chat or params.echo or params.return_token_ids):
             return b""
+        fields: dict[str, Any] = {"index": index}
+        if is_chat:
+            fields["delta"] = {"role": "assistant", "content": ""}
         else:
-            fields.update(text="", prompt_token_ids=prompt_token_ids)
-        fields.update(logprobs=None, finish_reason=None)
+            fields["text"] = prompt.echo
+        fields.update(logprobs=self._echo_logprobs(index, prompt), finish_reason=None)
         tail = self._chunk_tail
-        if self._shape is CHAT and self._params.return_token_ids:
-            tail = b',"prompt_token_ids":' + _encode(prompt_token_ids) + tail
+        if params.return_token_ids and is_chat:
+            tail = b',"prompt_token_ids":' + _encode(prompt.token_ids) + tail
+        elif params.return_token_ids:
+            fields["prompt_token_ids"] = prompt.token_ids
         return self._chunk_head + _encode(fields) + b"]" + tail
 
     def chunk(
@@ -178,26 +200,51 @@ class AnswerFormat:
             "usage": usage.shape(),
         }
         if self._shape is CHAT and self._params.return_token_ids and choices:
-            body["prompt_token_ids"] = choices[0].prompt_token_ids
+            body["prompt_token_ids"] = choices[0].prompt.token_ids
+        if self._shape is CHAT and self._params.prompt_logprobs is not None and choices:
+            body["prompt_logprobs"] = self._prompt_logprobs(choices[0].prompt)
         if trace is not None:
             body["dovetail"] = trace
         return _encode(body)
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
-        delta = choice.delta
+        delta, prompt = choice.delta, choice.prompt
         fields: dict[str, Any] = {"index": choice.index}
         if self._shape is CHAT:
             fields["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
         else:
-            fields["text"] = delta.text
-        fields["logprobs"] = self._logprobs(choice.index, delta)
+            fields["text"] = prompt.echo + delta.text
+        fields["logprobs"] = self._whole_logprobs(choice)
         fields["finish_reason"] = delta.finish_reason
         fields["stop_reason"] = delta.stop_reason
         if self._params.return_token_ids:
             fields["token_ids"] = delta.token_ids
             if self._shape is COMPLETION:
-                fields["prompt_token_ids"] = choice.prompt_token_ids
+                fields["prompt_token_ids"] = prompt.token_ids
+        if self._shape is COMPLETION and self._params.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = self._prompt_logprobs(prompt)
         return fields
+
+    def _whole_logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        echoed = self._echo_logprobs(choice.index, choice.prompt)
+        own = self._logprobs(choice.index, choice.delta)
+        if echoed is None or own is None:
+            return own
+        return {name: [*values, *own[name]] for name, values in echoed.items()}
+
+    def _prompt_logprobs(self, prompt: Prompt) -> list[dict[str, Any] | None]:
+        num_top = self._params.prompt_logprobs or 0
+        return prompt_logprobs(prompt.token_ids, prompt.logprobs, num_top, self._token_of)
+
+    def _echo_logprobs(self, index: int, prompt: Prompt) -> dict[str, Any] | None:
+        """Return an echoed prompt's part of `logprobs`; the choice's own offsets go on after it."""
+        num_top = self._params.logprobs
+        if num_top is None or not self._params.echo:
+            return None
+        shape, self._offsets[index] = echo_logprobs(
+            prompt.token_ids, prompt.logprobs, num_top, self._token_of
+        )
+        return shape
 
     def _logprobs(self, index: int, delta: Delta) -> dict[str, Any] | None:
         num_top = self._params.logprobs

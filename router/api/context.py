@@ -6,6 +6,7 @@ import msgspec
 
 from core.errors import RequestError
 from core.sampling_params import SamplingParams
+from router.api.fields import refuse
 from router.api.generation_params import GenerationParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -15,10 +16,17 @@ COMPLETION_MAX_TOKENS = 16
 def truncate_prompt(
     prompt: tuple[int, ...], params: GenerationParams, *, max_model_len: int
 ) -> tuple[int, ...]:
-    """Keep the last `truncate_prompt_tokens` tokens; -1 keeps what leaves room for `max_tokens`."""
+    """Keep the last `truncate_prompt_tokens` tokens; -1 keeps what leaves room for `max_tokens`.
+
+    Raises:
+        RequestError: 400; more than the context holds.
+    """
     keep = params.truncate_prompt_tokens
     if keep is None:
         return prompt
+    if keep > max_model_len:
+        right = f"at most {max_model_len}, the model's context, or -1"
+        refuse("truncate_prompt_tokens", keep, right)
     if keep == -1:
         keep = max(1, max_model_len - (params.max_tokens or 1))
     return prompt[-keep:]
@@ -50,5 +58,6 @@ def fit_to_context(
     max_tokens = params.max_tokens
     if max_tokens is None:
         max_tokens = room if default_max is None else min(default_max, room)
+    max_tokens = max(1, max_tokens)  # engines generate one at least; an echo alone drops it
     min_tokens = min(params.sampling.min_tokens, max_tokens)
     return msgspec.structs.replace(params.sampling, max_tokens=max_tokens, min_tokens=min_tokens)

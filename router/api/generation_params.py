@@ -34,8 +34,6 @@ _WITHOUT_EFFECT = (
 )
 
 _UNSUPPORTED: Mapping[str, Sequence[object]] = {
-    "echo": (False,),
-    "prompt_logprobs": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "early_stopping": (False,),
@@ -70,12 +68,15 @@ class GenerationParams(msgspec.Struct, frozen=True):
 
     Attributes:
         sampling: complete but for `max_tokens`, which needs the prompt's length (`fit_to_context`),
-            and a seed that was not given (`draw_seed`). Its `n`: samples to generate.
+            and a seed that was not given (`draw_seed`). Its `n`: samples to generate. Its
+            `prompt_logprobs` serve both the field of that name and `echo` with `logprobs`.
         has_seed: whether the client gave a seed, which then is that of every prompt.
         n: choices to return; fewer than `sampling.n` with `best_of`.
-        max_tokens: as given, None where it was not.
+        max_tokens: as given, None where it was not; 0 (with `echo`): the prompt alone.
         bad_words: texts that are not to be generated; their tokens are not known yet.
         logprobs: alternatives to return; None: no logprobs at all.
+        prompt_logprobs: likewise in vLLM's field for those of the prompt.
+        echo: whether the text begins with the prompt, and `logprobs` with its tokens.
         ignored: unknown fields, by name.
     """
 
@@ -94,18 +95,21 @@ class GenerationParams(msgspec.Struct, frozen=True):
     truncate_prompt_tokens: int | None
     return_token_ids: bool
     logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool
     cache_salt: str
     priority: int
     ignored: tuple[str, ...] = ()
 
 
 def read_params(
-    reader: FieldReader, vocabulary: Vocabulary, *, logprobs: int | None
+    reader: FieldReader, vocabulary: Vocabulary, *, logprobs: int | None, echo: bool = False
 ) -> GenerationParams:
     """Read the shared fields; the caller reads its own and sets `ignored`.
 
     Args:
         logprobs: alternatives that the caller's own field asks for, None for no logprobs.
+        echo: the caller's own field; only with it may nothing be generated.
 
     Raises:
         RequestError: 400; names the field, its value and what would be right.
@@ -114,14 +118,18 @@ def read_params(
     reader.refuse_effect(_UNSUPPORTED)
     n = reader.integer("n", 1, MAX_SAMPLES) or 1
     best_of = _read_best_of(reader, n)
-    max_tokens = _read_max_tokens(reader)
+    max_tokens = _read_max_tokens(reader, least=0 if echo else 1)
     stream = reader.boolean("stream", default=False)
     if stream and best_of > n:
         refuse("best_of", best_of, f"equal to n ({n}) when stream is true")
     include_usage, continuous_usage = _read_stream_options(reader, stream=stream)
     asks_logprobs = logprobs is not None or best_of > n
-    sampling = _read_sampling(
-        reader, vocabulary, n=best_of, logprobs=(logprobs or 0) if asks_logprobs else None
+    prompt_logprobs = _read_prompt_logprobs(reader, stream=stream)
+    sampling = msgspec.structs.replace(
+        _read_sampling(reader, vocabulary),
+        n=best_of,
+        logprobs=(logprobs or 0) if asks_logprobs else None,
+        prompt_logprobs=_most(prompt_logprobs, logprobs if echo else None),
     )
     if max_tokens is not None and sampling.min_tokens > max_tokens:
         refuse("min_tokens", sampling.min_tokens, f"at most max_tokens ({max_tokens})")
@@ -141,6 +149,8 @@ def read_params(
         truncate_prompt_tokens=_read_truncation(reader),
         return_token_ids=reader.boolean("return_token_ids", default=False),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        echo=echo,
         cache_salt=_read_cache_salt(reader),
         priority=reader.integer("priority", -(1 << 31), (1 << 31) - 1) or 0,
     )
@@ -161,12 +171,23 @@ def _read_best_of(reader: FieldReader, n: int) -> int:
     return best_of or n
 
 
-def _read_max_tokens(reader: FieldReader) -> int | None:
-    max_tokens = reader.integer("max_tokens", 1)
-    newer = reader.integer("max_completion_tokens", 1)
+def _read_max_tokens(reader: FieldReader, *, least: int) -> int | None:
+    max_tokens = reader.integer("max_tokens", least)
+    newer = reader.integer("max_completion_tokens", least)
     if max_tokens is not None and newer is not None and max_tokens != newer:
         refuse("max_completion_tokens", newer, f"equal to max_tokens ({max_tokens}) if both come")
     return newer if max_tokens is None else max_tokens
+
+
+def _read_prompt_logprobs(reader: FieldReader, *, stream: bool) -> int | None:
+    count = reader.integer("prompt_logprobs", 0, MAX_ALTERNATIVES)
+    if count is not None and stream:
+        refuse("prompt_logprobs", count, "left out when stream is true")  # as in vLLM
+    return count
+
+
+def _most(*counts: int | None) -> int | None:
+    return max((count for count in counts if count is not None), default=None)
 
 
 def _read_stream_options(reader: FieldReader, *, stream: bool) -> tuple[bool, bool]:
@@ -179,11 +200,8 @@ def _read_stream_options(reader: FieldReader, *, stream: bool) -> tuple[bool, bo
     return include_usage, include_usage and continuous_usage
 
 
-def _read_sampling(
-    reader: FieldReader, vocabulary: Vocabulary, *, n: int, logprobs: int | None
-) -> SamplingParams:
+def _read_sampling(reader: FieldReader, vocabulary: Vocabulary) -> SamplingParams:
     return SamplingParams(
-        n=n,
         min_tokens=reader.integer("min_tokens", 0) or 0,
         temperature=reader.number("temperature", 1.0, 0, 2),
         # More than the vocabulary keeps all, as in vLLM; and it would not fit on the wire.
@@ -197,7 +215,6 @@ def _read_sampling(
         stop_token_ids=reader.token_ids("stop_token_ids", vocabulary.size) or (),
         eos_token_ids=vocabulary.eos_token_ids,
         ignore_eos=reader.boolean("ignore_eos", default=False),
-        logprobs=logprobs,
         seed=(reader.integer("seed", _MIN_SEED, _MAX_SEED) or 0) & _MAX_SEED,
     )
 

@@ -1,11 +1,11 @@
-"""Log-probabilities in OpenAI's two shapes."""
+"""Log-probabilities in OpenAI's two shapes, and those of prompts in vLLM's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from core.request import TokenLogprobs
+from core.request import PromptLogprobs, TokenLogprobs
 
 TokenOf = Callable[[int], tuple[str, bytes]]
 """One token id's (text, bytes)."""
@@ -65,6 +65,61 @@ def completion_logprobs(
         "text_offset": offsets,
     }
     return shape, offset
+
+
+def echo_logprobs(
+    prompt: Sequence[int], parts: Sequence[PromptLogprobs], num_top: int, token_of: TokenOf
+) -> tuple[dict[str, Any], int]:
+    """Return `logprobs` of an echoed prompt, and the offset after it. Its first token has none.
+
+    Args:
+        parts: of all tokens but the first, in order.
+    """
+    entries = [TokenLogprobs(scored.chosen, scored.top_ids, scored.top) for scored in _each(parts)]
+    first, _ = token_of(prompt[0])
+    shape, offset = completion_logprobs(prompt[1:], entries, num_top, token_of, len(first))
+    none = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+    return {name: [none[name], *values] for name, values in shape.items()}, offset
+
+
+def prompt_logprobs(
+    prompt: Sequence[int], parts: Sequence[PromptLogprobs], num_top: int, token_of: TokenOf
+) -> list[dict[str, Any] | None]:
+    """Return vLLM's `prompt_logprobs`: null for the first token, then by token id the actual token
+    and `num_top` alternatives.
+
+    Args:
+        parts: of all tokens but the first, in order.
+    """
+    positions: list[dict[str, Any] | None] = [None]
+    for token_id, scored in zip(prompt[1:], _each(parts), strict=True):
+        ranked = zip(scored.top_ids, scored.top, range(1, num_top + 1), strict=False)
+        found = {token_id: _ranked(token_id, scored.chosen, scored.rank, token_of)}
+        for top_id, value, rank in ranked:
+            found.setdefault(top_id, _ranked(top_id, value, rank, token_of))
+        positions.append({str(one): shown for one, shown in found.items()})
+    return positions
+
+
+class _Scored(NamedTuple):
+    """One prompt token."""
+
+    chosen: float
+    rank: int
+    top_ids: tuple[int, ...]
+    top: tuple[float, ...]
+
+
+def _each(parts: Sequence[PromptLogprobs]) -> Iterator[_Scored]:
+    for part in parts:
+        count = part.num_top
+        for at, (chosen, rank) in enumerate(zip(part.chosen, part.ranks, strict=True)):
+            own = slice(at * count, (at + 1) * count)
+            yield _Scored(chosen, rank, part.top_ids[own], part.top[own])
+
+
+def _ranked(token_id: int, logprob: float, rank: int, token_of: TokenOf) -> dict[str, Any]:
+    return {"logprob": _finite(logprob), "rank": rank, "decoded_token": token_of(token_id)[0]}
 
 
 def _entry(token_id: int, logprob: float, token_of: TokenOf) -> dict[str, Any]:

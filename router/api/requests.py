@@ -36,7 +36,7 @@ _CHAT_UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "web_search_options": (),
     "documents": (),
     "chat_template": (),
-    "continue_final_message": (False,),
+    "echo": (False,),
     "mm_processor_kwargs": (),
 }
 
@@ -46,6 +46,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         messages: for the template; each with `role` and a string `content`.
+        continue_final_message: the prompt ends within the last message.
         template_variables: `chat_template_kwargs`.
         add_special_tokens: add BOS even though templates write their own (vLLM's extension).
     """
@@ -53,6 +54,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     params: GenerationParams
     messages: tuple[dict[str, Any], ...]
     add_generation_prompt: bool
+    continue_final_message: bool
     template_variables: dict[str, Any]
     add_special_tokens: bool
 
@@ -76,10 +78,15 @@ def read_chat(body: Mapping[str, Any], vocabulary: Vocabulary) -> ChatRequest:
     params = read_params(reader, vocabulary, logprobs=_chat_logprobs(reader))
     reader.accept(("parallel_tool_calls", "include_reasoning"))
     reader.refuse_effect(_CHAT_UNSUPPORTED)
+    add_generation_prompt = reader.boolean("add_generation_prompt", default=True)
+    continue_final = reader.boolean("continue_final_message", default=False)
+    if continue_final and add_generation_prompt:
+        refuse("continue_final_message", True, "false unless add_generation_prompt is false")
     request = ChatRequest(
         params=params,
         messages=messages.messages,
-        add_generation_prompt=reader.boolean("add_generation_prompt", default=True),
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final,
         template_variables=reader.mapping("chat_template_kwargs"),
         add_special_tokens=reader.boolean("add_special_tokens", default=False),
     )
@@ -96,7 +103,10 @@ def read_completion(body: Mapping[str, Any], vocabulary: Vocabulary) -> Completi
     reader = FieldReader(body)
     prompts = read_prompts(_required(reader, "prompt"), vocabulary.size)
     params = read_params(
-        reader, vocabulary, logprobs=reader.integer("logprobs", 0, MAX_ALTERNATIVES)
+        reader,
+        vocabulary,
+        logprobs=reader.integer("logprobs", 0, MAX_ALTERNATIVES),
+        echo=reader.boolean("echo", default=False),
     )
     reader.refuse_effect({"suffix": ()})
     request = CompletionRequest(

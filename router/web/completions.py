@@ -235,15 +235,11 @@ class _Exchange:
         for at, (index, delta) in enumerate(deltas):
             if index not in started:
                 started.add(index)
-                parts.append(answer.first_chunk(index, self._prompt_of(generation, index)))
+                parts.append(answer.first_chunk(index, generation.prompt_of(index)))
             usage = generation.usage() if params.continuous_usage else None
             trace = self._trace(generation) if at == last else None
             parts.append(answer.chunk(index, delta, usage=usage, trace=trace))
         return parts
-
-    def _prompt_of(self, generation: Generation, index: int) -> tuple[int, ...]:
-        prepared = generation.prepared
-        return prepared.requests[index // prepared.params.sampling.n].request.prompt
 
     def _trace(self, generation: Generation) -> dict[str, Any] | None:
         prepared = generation.prepared
@@ -264,7 +260,7 @@ class _Exchange:
                 for index, delta in deltas:
                     collected[index].add(delta)
         choices = [
-            Choice(position, collected[index].whole(), self._prompt_of(generation, index))
+            Choice(position, collected[index].whole(), generation.prompt_of(index))
             for position, index in enumerate(_best(generation))
         ]
         body = answer.answer(choices, generation.usage(), self._trace(generation))

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from core.errors import RequestError
 from core.lifetime import Duration, RequestTrace, Stamp
 from core.request import FinishReason, TokenUpdate
-from router.api.answers import Delta, Usage
+from router.api.answers import Delta, Prompt, Usage
 from router.dispatch.interface import TokenStream
 from router.web.context import ApiContext
 from router.web.prepare import Prepared
@@ -59,6 +59,15 @@ class Generation:
     def has_finished(self) -> bool:
         """Whether every sample has its finish reason."""
         return not self._open
+
+    def prompt_of(self, index: int) -> Prompt:
+        """Return a choice's prompt; its log-probabilities are there once the choice has tokens."""
+        at = index // self._num_samples
+        return Prompt(
+            token_ids=self.prepared.requests[at].request.prompt,
+            echo=self.prepared.echoes[at],
+            logprobs=tuple(self._streams[at].prompt_logprobs),
+        )
 
     def usage(self) -> Usage:
         """Return the tokens so far."""

@@ -12,6 +12,7 @@ from core.ids import RequestId
 from core.lifetime import Lifetime
 from core.request import EngineRequest
 from core.sampling_params import SamplingParams
+from router.api import continuation
 from router.api.answers import CHAT, COMPLETION, Shape
 from router.api.context import COMPLETION_MAX_TOKENS, fit_to_context, truncate_prompt
 from router.api.generation_params import GenerationParams, draw_seed
@@ -33,6 +34,7 @@ class Prepared(msgspec.Struct, frozen=True):
     Attributes:
         requests: one a prompt.
         lifetimes: one a prompt, ARRIVED stamped.
+        echoes: one a prompt: its text where it is echoed, else empty.
     """
 
     shape: Shape
@@ -41,6 +43,7 @@ class Prepared(msgspec.Struct, frozen=True):
     requests: tuple[GenerateRequest, ...]
     lifetimes: tuple[Lifetime, ...]
     wishes: Wishes
+    echoes: tuple[str, ...]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -63,17 +66,19 @@ async def prompts_of(
     Raises:
         RequestError: 400; the chat template refused the messages.
     """
-    prompts: Sequence[Prompt]
-    if isinstance(request, ChatRequest):
-        rendered = context.text.render_chat(
-            request.messages,
-            add_generation_prompt=request.add_generation_prompt,
-            variables=request.template_variables,
-        )
-        prompts = [rendered]
-    else:
-        prompts = request.prompts
+    is_chat = isinstance(request, ChatRequest)
+    prompts: Sequence[Prompt] = [_render(context, request)] if is_chat else request.prompts
     return [await _token_ids(context, one, request.add_special_tokens) for one in prompts]
+
+
+def _render(context: ApiContext, request: ChatRequest) -> str:
+    continues = request.continue_final_message
+    rendered = context.text.render_chat(
+        continuation.marked(request.messages) if continues else request.messages,
+        add_generation_prompt=request.add_generation_prompt,
+        variables=request.template_variables,
+    )
+    return continuation.cut_at_mark(rendered) if continues else rendered
 
 
 async def _token_ids(
@@ -112,10 +117,12 @@ async def prepare(
     is_chat = isinstance(request, ChatRequest)
     default_max = None if is_chat else COMPLETION_MAX_TOKENS
     limit = model.max_model_len
-    prompts = [
-        truncate_prompt(prompt, params, max_model_len=limit)
-        for prompt in await prompts_of(context, request)
-    ]
+    whole_prompts = await prompts_of(context, request)
+    prompts = [truncate_prompt(prompt, params, max_model_len=limit) for prompt in whole_prompts]
+    echoes = [""] * len(prompts)
+    if isinstance(request, CompletionRequest) and params.echo:
+        for at, (given, whole) in enumerate(zip(request.prompts, whole_prompts, strict=True)):
+            echoes[at] = await _echo(context, given, whole, prompts[at])
     requests = tuple(
         GenerateRequest(
             request=EngineRequest(
@@ -136,7 +143,17 @@ async def prepare(
         for request_id, prompt in zip(request_ids, prompts, strict=True)
     )
     shape = CHAT if is_chat else COMPLETION
-    return Prepared(shape, params, model, requests, tuple(lifetimes), wishes)
+    return Prepared(shape, params, model, requests, tuple(lifetimes), wishes, tuple(echoes))
+
+
+async def _echo(
+    context: ApiContext, given: Prompt, whole: tuple[int, ...], kept: tuple[int, ...]
+) -> str:
+    """Return a prompt as text: as it was given, or what token ids, or those that were kept, say."""
+    if isinstance(given, str) and len(kept) == len(whole):
+        return given
+    decode = context.text.decode
+    return await context.off_loop(len(kept), decode, kept, skip_special_tokens=False)
 
 
 def _with_seed(params: GenerationParams, sampling: SamplingParams) -> SamplingParams:

@@ -28,6 +28,7 @@ class Sample:
         "_logprob_sum",
         "_matcher",
         "_min_tokens",
+        "_shows_nothing",
         "ended_by_text",
         "finish_reason",
         "last_arrival",
@@ -41,6 +42,7 @@ class Sample:
             StopMatcher(params.stop, include_in_output=self._include_stop) if params.stop else None
         )
         self._min_tokens = sampling.min_tokens
+        self._shows_nothing = params.max_tokens == 0
         self._ending_ids = sampling.ending_token_ids()
         self._eos_ids = frozenset(sampling.eos_token_ids)
         self._logprob_sum = 0.0
@@ -58,9 +60,17 @@ class Sample:
         """Take an update; None when the sample had ended before."""
         if self.finish_reason is not None:
             return None
+        if self._shows_nothing:
+            return self._end_at_once(update)
         if self._matcher is None:
             return self._take(update, self._text_of(update), len(update.token_ids))
         return self._feed_matching(update, self._matcher)
+
+    def _end_at_once(self, update: TokenUpdate) -> Delta:
+        """With `max_tokens` of 0: drop the one token that the engine generated all the same."""
+        self.ended_by_text = update.finish_reason is None
+        self.finish_reason = FinishReason.LENGTH
+        return Delta("", (), finish_reason=self.finish_reason)
 
     def _text_of(self, update: TokenUpdate) -> str:
         shown, ended = update.token_ids, update.finish_reason is not None

@@ -11,7 +11,7 @@ from router.api.requests import read_completion
 
 
 def params(**fields: object) -> GenerationParams:
-    return read_completion({"prompt": "x", **fields}, Vocabulary(100, (2,))).params
+    return read_completion({"prompt": "x", "echo": True, **fields}, Vocabulary(100, (2,))).params
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ def params(**fields: object) -> GenerationParams:
         (90, None, 16, 10),
         (10, 90, None, 90),
         (99, 1, 16, 1),
+        (99, 0, 16, 1),
     ],
 )
 def test_max_tokens(num_prompt: int, asked: int | None, default: int | None, expected: int) -> None:
@@ -53,11 +54,18 @@ def test_min_tokens_never_exceed_max_tokens() -> None:
     [
         ({}, 200),
         ({"truncate_prompt_tokens": 50}, 50),
-        ({"truncate_prompt_tokens": 500}, 200),
+        ({"truncate_prompt_tokens": 100}, 100),
         ({"truncate_prompt_tokens": -1}, 99),
         ({"truncate_prompt_tokens": -1, "max_tokens": 30}, 70),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 0}, 99),
     ],
 )
 def test_truncation_keeps_the_end(fields: dict[str, object], kept: int) -> None:
     prompt = tuple(range(200))
     assert truncate_prompt(prompt, params(**fields), max_model_len=100) == prompt[-kept:]
+
+
+def test_more_than_the_context_is_not_kept() -> None:
+    with pytest.raises(RequestError, match="= 101: must be at most 100, the model") as caught:
+        truncate_prompt((1, 2), params(truncate_prompt_tokens=101), max_model_len=100)
+    assert (caught.value.status, caught.value.param) == (400, "truncate_prompt_tokens")

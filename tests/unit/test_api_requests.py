@@ -151,6 +151,14 @@ def test_null_means_not_given() -> None:
         ({"logprobs": 1}, "logprobs = 1: must be true or false"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs = 21: must be between 0 and 20"),
         ({"top_logprobs": 2}, "top_logprobs = 2: must be left out unless logprobs is true"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs = 21: must be between 0 and 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs = -1: must be between 0 and 20"),
+        ({"prompt_logprobs": 1, "stream": True}, "must be left out when stream is true"),
+        (
+            {"continue_final_message": True},
+            "continue_final_message = true: must be false unless add_generation_prompt is false",
+        ),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens = -2: must be at least -1"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens = 0: must be at least 1"),
         ({"cache_salt": ""}, 'cache_salt = "": must be a string that is not empty'),
         ({"priority": "high"}, 'priority = "high": must be a whole number'),
@@ -176,12 +184,10 @@ def test_slips_are_named(fields: dict[str, Any], message: str) -> None:
         ("structured_outputs", {"json": {}}),
         ("guided_json", {"type": "object"}),
         ("echo", True),
-        ("prompt_logprobs", 1),
         ("use_beam_search", True),
         ("modalities", ["audio"]),
         ("reasoning_effort", "high"),
         ("chat_template", "{{ x }}"),
-        ("continue_final_message", True),
         ("allowed_token_ids", [1]),
         ("length_penalty", 0.5),
     ],
@@ -319,6 +325,29 @@ def test_completions_have_their_own_logprobs() -> None:
         completion(logprobs=True)
     with pytest.raises(RequestError, match='suffix = "x": is not supported'):
         completion(suffix="x")
+
+
+def test_an_echo_and_a_scored_prompt() -> None:
+    assert chat(prompt_logprobs=0).params.sampling.prompt_logprobs == 0
+    assert completion().params.sampling.prompt_logprobs is None
+    alone = completion(echo=True, max_tokens=0, logprobs=1).params
+    assert (alone.echo, alone.max_tokens, alone.sampling.prompt_logprobs) == (True, 0, 1)
+    assert alone.prompt_logprobs is None
+    both = completion(echo=True, logprobs=1, prompt_logprobs=3).params
+    assert (both.logprobs, both.prompt_logprobs, both.sampling.prompt_logprobs) == (1, 3, 3)
+    assert completion(echo=True).params.sampling.prompt_logprobs is None
+    assert completion(logprobs=2).params.sampling.prompt_logprobs is None
+    for fields in ({"max_tokens": 0}, {"max_tokens": 0, "echo": False}):
+        with pytest.raises(RequestError, match="max_tokens = 0: must be at least 1"):
+            completion(**fields)
+    with pytest.raises(RequestError, match="max_tokens = 0: must be at least 1"):
+        chat(max_tokens=0)
+
+
+def test_an_open_last_message() -> None:
+    read = chat(continue_final_message=True, add_generation_prompt=False)
+    assert (read.continue_final_message, read.add_generation_prompt) == (True, False)
+    assert not chat(continue_final_message=False).continue_final_message
 
 
 def test_best_of_generates_more_and_needs_logprobs() -> None:
