@@ -4,6 +4,8 @@ A token may end within a character. `ByteDetokenizer` knows each token's bytes a
 incomplete UTF-8 sequence. Tokenizers of other kinds give no bytes for a token, so
 `WindowDetokenizer` decodes a short window twice and emits the difference (vLLM's and
 text-generation-inference's way). The increments, `flush()` included, join to the full decode.
+(One exception is deliberate: where byte tokens of SentencePiece hold something that is no UTF-8,
+its decoder gives up the whole run of byte tokens; here only what is wrong becomes U+FFFD.)
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_CONTEXT_TOKENS = 8
+"""Tokens of the prompt that a window begins with: some, as the last ones may be hidden."""
 
 
 class Detokenizer(Protocol):
@@ -30,24 +34,30 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For byte-level BPE.
+    """For byte-level BPE, and SentencePiece with byte pieces.
 
     Args:
         bytes_by_id: each token's bytes; empty where the token is not shown.
+        strip_first_space: drop the space that the text begins with, if any.
     """
 
-    __slots__ = ("_bytes_by_id", "_decoder")
+    __slots__ = ("_bytes_by_id", "_decoder", "_strips")
 
-    def __init__(self, bytes_by_id: Sequence[bytes]) -> None:
+    def __init__(self, bytes_by_id: Sequence[bytes], *, strip_first_space: bool = False) -> None:
         self._bytes_by_id = bytes_by_id
         # Python and `tokenizers` (Rust's from_utf8_lossy) both replace maximal subparts.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strips = strip_first_space
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens; return the text that is certain now."""
         table = self._bytes_by_id
         known = len(table)
-        return self._decoder.decode(b"".join([table[i] for i in token_ids if 0 <= i < known]))
+        raw = b"".join([table[i] for i in token_ids if 0 <= i < known])
+        if self._strips and raw:
+            self._strips = False
+            raw = raw.removeprefix(b" ")
+        return self._decoder.decode(raw)
 
     def flush(self) -> str:
         """Return the rest."""
@@ -59,14 +69,19 @@ class WindowDetokenizer:
 
     The window begins where the text was last certain, one emission further back than needed, since
     decoders treat the first token of a text (its leading space) specially.
+
+    Args:
+        after: the tokens before the first one, whose text is not emitted again.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, after: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._ids: list[int] = []
+        self._ids = list(after[-_CONTEXT_TOKENS:])
         self._start = 0
-        self._read = 0
+        self._read = len(self._ids)
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens; return the text that is certain now."""

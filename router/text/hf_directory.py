@@ -18,8 +18,9 @@ _TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_tok
 def load_directory(path: Path) -> TokenizerSource:
     """Read tokenizer, template and end tokens from a directory.
 
-    Files: `tokenizer.json` (needed), `tokenizer_config.json`, `chat_template.jinja`,
-    `generation_config.json`, `config.json`.
+    Files: `tokenizer.json` (needed), `tokenizer_config.json`, `special_tokens_map.json`,
+    `chat_template.jinja`, `additional_chat_templates/tool_use.jinja`, `generation_config.json`,
+    `config.json`.
 
     Raises:
         ModelError: no `tokenizer.json`, or a file that cannot be read; names it.
@@ -37,15 +38,15 @@ def load_directory(path: Path) -> TokenizerSource:
     tokenizer.no_padding()
     settings = _read_json(path / "tokenizer_config.json")
     config = _read_json(path / "config.json")
-    special_tokens = {
-        name: text for name in _TEMPLATE_TOKENS if (text := _content(settings.get(name)))
-    }
+    special_tokens = _special_tokens(path, settings)
+    templates = _chat_templates(path, settings)
     return TokenizerSource(
         name=path.resolve().name,
         tokenizer=tokenizer,
         eos_token_ids=_eos_ids(path, tokenizer, special_tokens.get("eos_token"), config),
         special_tokens=special_tokens,
-        chat_template=_chat_template(path, settings),
+        chat_template=templates.get("default"),
+        tool_use_template=templates.get("tool_use"),
         max_model_len=_positive(config.get("max_position_embeddings")),
     )
 
@@ -79,15 +80,38 @@ def _eos_ids(
     return tuple(sorted(index for index in ids if isinstance(index, int)))
 
 
-def _chat_template(path: Path, settings: Mapping[str, Any]) -> str | None:
+def _special_tokens(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Older models name them in a file of their own."""
+    named = {**_read_json(path / "special_tokens_map.json"), **settings}
+    return {name: text for name in _TEMPLATE_TOKENS if (text := _content(named.get(name)))}
+
+
+def _chat_templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return templates by name; files win over `tokenizer_config.json`, as in transformers."""
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        others = (path / "additional_chat_templates").glob("*.jinja")
+        return {"default": _read_text(file), **{other.stem: _read_text(other) for other in others}}
     template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = msgspec.convert(template, list[dict[str, str]])
-        template = {entry["name"]: entry["template"] for entry in named}.get("default")
-    return template if isinstance(template, str) else None
+    if isinstance(template, str):
+        return {"default": template}
+    try:
+        named = msgspec.convert(template or [], list[dict[str, str]])
+        return {entry["name"]: entry["template"] for entry in named}
+    except (msgspec.ValidationError, KeyError):
+        msg = (
+            f"{path / 'tokenizer_config.json'}: chat_template: must be a text, or a list of "
+            "objects with name and template"
+        )
+        raise ModelError(msg) from None
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{file}: {error}"
+        raise ModelError(msg) from None
 
 
 def _positive(value: object) -> int:

@@ -12,7 +12,7 @@ from router.text.chat_template import ChatTemplate
 from router.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from router.text.gguf_tokenizer import load_gguf
 from router.text.hf_directory import load_directory
-from router.text.token_bytes import token_bytes
+from router.text.token_bytes import read_decoder
 from router.text.tokenizer_source import TokenizerSource
 
 
@@ -28,24 +28,26 @@ class TextModel:
 
     def __init__(self, source: TokenizerSource) -> None:
         self._tokenizer = source.tokenizer
-        self._template = (
-            ChatTemplate(source.chat_template, source.special_tokens)
-            if source.chat_template is not None
-            else None
-        )
+        self._template = _compiled(source.chat_template, source)
+        self._tool_use_template = _compiled(source.tool_use_template, source)
         self.name = source.name
         self.eos_token_ids = source.eos_token_ids
         self.max_model_len = source.max_model_len
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        self._is_byte_level = _is_byte_level(json.loads(self._tokenizer.to_str())["decoder"])
-        self._bytes_by_id = [b""] * self.vocab_size
-        for token, index in vocabulary.items():
-            self._bytes_by_id[index] = token_bytes(token)
-        self._shown_bytes_by_id = list(self._bytes_by_id)
-        for index, added in self._tokenizer.get_added_tokens_decoder().items():
-            if added.special:
-                self._shown_bytes_by_id[index] = b""
+        special = self._tokenizer.get_added_tokens_decoder().items()
+        self._special_ids = frozenset(index for index, added in special if added.special)
+        decoder = read_decoder(json.loads(self._tokenizer.to_str())["decoder"])
+        self._strips_first_space = decoder is not None and decoder.strips_first_space
+        self._bytes_by_id: list[bytes] | None = None
+        if decoder is not None:
+            self._bytes_by_id = [b""] * self.vocab_size
+            for token, index in vocabulary.items():
+                self._bytes_by_id[index] = decoder.token_bytes(token)
+            self._shown_bytes_by_id = [
+                b"" if index in self._special_ids else shown
+                for index, shown in enumerate(self._bytes_by_id)
+            ]
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -74,7 +76,7 @@ class TextModel:
         """Return one token as (text, bytes); a part of a character shows as U+FFFD in the text."""
         if not 0 <= token_id < self.vocab_size:
             return "", b""
-        if self._is_byte_level:
+        if self._bytes_by_id is not None:
             raw = self._bytes_by_id[token_id]
             return raw.decode("utf-8", "replace"), raw
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
@@ -84,12 +86,24 @@ class TextModel:
         """Return a token as the vocabulary writes it (`Ġthe`)."""
         return self._tokenizer.id_to_token(token_id) or ""
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """Return a fresh incremental detokenizer for one sample."""
-        if self._is_byte_level:
-            table = self._shown_bytes_by_id if skip_special_tokens else self._bytes_by_id
-            return ByteDetokenizer(table)
-        return WindowDetokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens)
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()
+    ) -> Detokenizer:
+        """Return a fresh incremental detokenizer for one sample.
+
+        Args:
+            after: the prompt. SentencePiece's decoders drop the space that begins a text; an
+                answer goes on with a text, so it keeps the space unless the prompt shows nothing.
+        """
+        if self._bytes_by_id is None:
+            return WindowDetokenizer(
+                self._tokenizer, skip_special_tokens=skip_special_tokens, after=after
+            )
+        table = self._shown_bytes_by_id if skip_special_tokens else self._bytes_by_id
+        begins_text = self._strips_first_space and not any(
+            table[index] for index in after if 0 <= index < self.vocab_size
+        )
+        return ByteDetokenizer(table, strip_first_space=begins_text)
 
     def render_chat(
         self,
@@ -98,18 +112,23 @@ class TextModel:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt's text; encode it with `add_special_tokens=False`.
+        """Return the prompt's text; encode it with `add_special_tokens=False`: a template writes
+        its own BOS.
+
+        A model may have another template for requests with `tools` among the variables.
 
         Raises:
             RequestError: 400; the model has no chat template, or it refuses these messages.
         """
-        if self._template is None:
+        has_tools = (variables or {}).get("tools") is not None
+        template = (self._tool_use_template if has_tools else None) or self._template
+        if template is None:
             msg = f"messages: the model {self.name!r} has no chat template; use /v1/completions"
             raise RequestError(msg, param="messages", code="chat_template_error")
-        return self._template.render(
+        return template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=variables
         )
 
 
-def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
-    return decoder is not None and decoder.get("type") == "ByteLevel"
+def _compiled(template: str | None, source: TokenizerSource) -> ChatTemplate | None:
+    return None if template is None else ChatTemplate(template, source.special_tokens)

@@ -14,6 +14,7 @@ class TokenizerSource(msgspec.Struct, frozen=True):
         eos_token_ids: ids that end a generation, in ascending order.
         special_tokens: the template's variables (`bos_token`, `eos_token`, ...).
         chat_template: Jinja source, None where the model has none.
+        tool_use_template: the one for requests with tools, where the model has another for them.
         max_model_len: the longest context that the model was made for; 0 if its files do not say.
     """
 
@@ -23,3 +24,4 @@ class TokenizerSource(msgspec.Struct, frozen=True):
     special_tokens: dict[str, str]
     chat_template: str | None
     max_model_len: int
+    tool_use_template: str | None = None

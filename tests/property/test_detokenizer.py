@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from router.text.detokenizer import Detokenizer
+from router.text.detokenizer import ByteDetokenizer, Detokenizer
 from router.text.stop_strings import StopMatcher
 from router.text.text_model import TextModel
 from router.text.token_bytes import BYTE_BY_CHAR
@@ -22,8 +22,13 @@ splits = st.lists(st.integers(0, 60), max_size=8)
 
 
 @functools.cache
-def byte_fallback_text() -> TextModel:
-    """A tokenizer of SentencePiece's kind: ▁ for spaces, one token a byte for the rest."""
+def byte_fallback_text(*, is_windowed: bool) -> TextModel:
+    """A tokenizer of SentencePiece's kind: ▁ for spaces, one token a byte for the rest.
+
+    Args:
+        is_windowed: with a step in its decoder that is not known to concern single tokens.
+    """
+    unknown = [decoders.Replace("\x00", "\x00")] if is_windowed else []
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefgh", "é"]
     tokenizer = Tokenizer(
         BPE(
@@ -40,9 +45,12 @@ def byte_fallback_text() -> TextModel:
             decoders.ByteFallback(),
             decoders.Fuse(),
             decoders.Strip(" ", 1, 0),
+            *unknown,
         ]
     )
-    return TextModel(TokenizerSource("tiny", tokenizer, (), {}, None, 0))
+    model = TextModel(TokenizerSource("tiny", tokenizer, (), {}, None, 0))
+    assert isinstance(model.detokenizer(), ByteDetokenizer) is not is_windowed
+    return model
 
 
 @functools.cache
@@ -109,12 +117,18 @@ def test_nothing_incomplete_leaves_early(text: str, borders: list[int]) -> None:
 
 
 @settings(deadline=None)
-@given(st.text(alphabet="abc é😀日", max_size=30), splits)
-def test_other_tokenizers_equal_the_full_decode(text: str, borders: list[int]) -> None:
-    model = byte_fallback_text()
+@given(st.text(alphabet="abc é😀日", max_size=30), splits, st.integers(0, 30), st.booleans())
+def test_other_tokenizers_equal_the_full_decode(
+    text: str, borders: list[int], cut: int, is_windowed: bool
+) -> None:
+    model = byte_fallback_text(is_windowed=is_windowed)
     ids = model.encode(text)
     pieces = _fed(model.detokenizer(), ids, borders)
     assert "".join(pieces) == model.decode(ids)
+    prompt = model.encode(text[:cut])
+    answer = _fed(model.detokenizer(after=prompt), model.encode(text[cut:]), borders)
+    whole = model.decode([*prompt, *model.encode(text[cut:])])
+    assert model.decode(prompt) + "".join(answer) == whole
 
 
 @settings(deadline=None)

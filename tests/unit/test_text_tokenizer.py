@@ -106,6 +106,54 @@ def test_a_directory_may_keep_its_template_in_its_settings(tmp_path: Path, refer
     assert model.eos_token_ids == (2,)
 
 
+def _directory(path: Path, **settings: object) -> Path:
+    """Write SmolLM2's tokenizer with other settings."""
+    smollm2_text()._tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+WITH_TOOLS = {"tools": [{"type": "function"}]}
+
+
+def test_tools_may_have_a_template_of_their_own(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools | length }} tool"},
+    ]
+    model = TextModel.load(_directory(tmp_path, chat_template=named))
+    assert model.render_chat(MESSAGES) == "plain"
+    assert model.render_chat(MESSAGES, variables={"tools": None}) == "plain"
+    assert model.render_chat(MESSAGES, variables=WITH_TOOLS) == "1 tool"
+
+
+def test_template_files_win_over_settings(tmp_path: Path) -> None:
+    _directory(tmp_path, chat_template="in the settings")
+    assert TextModel.load(tmp_path).render_chat(MESSAGES) == "in the settings"
+    (tmp_path / "chat_template.jinja").write_text("in a file")
+    assert TextModel.load(tmp_path).render_chat(MESSAGES, variables=WITH_TOOLS) == "in a file"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    assert TextModel.load(tmp_path).render_chat(MESSAGES, variables=WITH_TOOLS) == "with tools"
+
+
+def test_older_models_name_their_special_tokens_in_a_file(tmp_path: Path) -> None:
+    _directory(tmp_path, chat_template="{{ bos_token }}{{ eos_token }}", eos_token="<|im_end|>")
+    named = {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|endoftext|>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    assert TextModel.load(tmp_path).render_chat(MESSAGES) == "<|im_start|><|im_end|>"
+
+
+def test_refuses_templates_that_cannot_be_read(tmp_path: Path) -> None:
+    _directory(tmp_path, chat_template=[{"name": "default"}])
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: chat_template: must be"):
+        TextModel.load(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: .*utf-8"):
+        TextModel.load(tmp_path)
+
+
 def test_refuses_what_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such model"):
         TextModel.load(tmp_path / "missing")
