@@ -41,7 +41,7 @@ class Generation:
         self._metrics = context.metrics.of_model(prepared.model.name)
         self._num_samples = prepared.params.sampling.n
         self.samples = [
-            Sample(context.text, prepared.params, request.request.sampling)
+            Sample(context.text, prepared.params, request.request)
             for request in prepared.requests
             for _ in range(self._num_samples)
         ]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from core.request import FinishReason, TokenLogprobs, TokenUpdate
-from core.sampling_params import SamplingParams
+from core.request import EngineRequest, FinishReason, TokenLogprobs, TokenUpdate
 from router.api.answers import Delta
 from router.api.generation_params import GenerationParams
 from router.text.stop_strings import StopMatcher
@@ -35,8 +34,11 @@ class Sample:
         "num_tokens",
     )
 
-    def __init__(self, text: TextModel, params: GenerationParams, sampling: SamplingParams) -> None:
-        self._detokenizer = text.detokenizer(skip_special_tokens=params.skip_special_tokens)
+    def __init__(self, text: TextModel, params: GenerationParams, request: EngineRequest) -> None:
+        sampling = request.sampling
+        self._detokenizer = text.detokenizer(
+            skip_special_tokens=params.skip_special_tokens, after=request.prompt
+        )
         self._include_stop = params.include_stop_str_in_output
         self._matcher = (
             StopMatcher(params.stop, include_in_output=self._include_stop) if params.stop else None

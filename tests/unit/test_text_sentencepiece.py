@@ -11,9 +11,14 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from transformers import LlamaTokenizer
 
 from core.errors import ModelError
+from core.ids import RequestId
+from core.request import EngineRequest, TokenUpdate
+from router.api.generation_params import Vocabulary
+from router.api.requests import read_completion
 from router.text.detokenizer import ByteDetokenizer, WindowDetokenizer
 from router.text.text_model import TextModel
 from router.text.tokenizer_source import TokenizerSource
+from router.web.sample import Sample
 from tests.gguf_files import write_vocabulary
 from tests.nasty_texts import NASTY_TEXTS
 from tests.sentencepiece_model import trained, write_gguf
@@ -92,6 +97,18 @@ def test_an_answer_keeps_the_space_that_joins_it_to_its_prompt(text: TextModel) 
     assert text.detokenizer(after=only_bos).feed(answer) == "brown fox"
     shown = text.detokenizer(after=only_bos, skip_special_tokens=False)
     assert shown.feed(answer) == " brown fox"
+
+
+def test_the_api_s_answers_go_on_with_their_prompt(text: TextModel) -> None:
+    answer = tuple(trained().encode("brown fox"))
+    body = {"prompt": "the quick"}
+    params = read_completion(body, Vocabulary(text.vocab_size, text.eos_token_ids)).params
+    prompt = tuple(text.encode("the quick"))
+    request = EngineRequest(RequestId("r"), prompt, params.sampling)
+    update = TokenUpdate(RequestId("r"), 0, 1, 0, answer)
+    delta = Sample(text, params, request).feed(update)
+    assert delta is not None
+    assert delta.text == " brown fox"
 
 
 def test_bytes_that_are_no_character_spoil_nothing_else(text: TextModel) -> None:
