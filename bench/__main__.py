@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from bench import engine, handoff, ttft
 from bench.figures import Figure, bench_line, table
+from core.environment import let_threads_sleep
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "engine": engine.run,
@@ -18,6 +19,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
 
 def main() -> int:
     """Run, print each figure's line as it is known, then the table."""
+    let_threads_sleep()
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHES)}")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if an aim is missed")
