@@ -22,13 +22,14 @@ from core.messages import (
     AbortRequest,
     PathReport,
     PrefillCandidate,
+    PromptScored,
     RequestFailed,
     RequestRefused,
     StartRequest,
     TokenBatch,
     WorkerLoad,
 )
-from core.request import EngineRequest, FinishReason, TokenLogprobs
+from core.request import EngineRequest, FinishReason, PromptLogprobs, TokenLogprobs
 from core.sampling_params import SamplingParams
 from core.worker_record import Hello, Role, WorkerRecord
 from decode_pool.ports import DecodePorts
@@ -96,6 +97,7 @@ class Answer:
     tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[int, FinishReason] = field(default_factory=dict)
+    scores: list[PromptLogprobs] = field(default_factory=list)
     traces: list[RequestTrace] = field(default_factory=list)
     refused: RequestRefused | None = None
     failed: RequestFailed | None = None
@@ -146,6 +148,11 @@ class RouterEnd:
         answer = self.answers[message.request_id, message.dispatch]
         if isinstance(message, PathReport):
             answer.traces.append(message.trace)
+        elif isinstance(message, PromptScored):
+            end = answer.scores[-1].end if answer.scores else 1
+            assert message.logprobs.start == end, "a gap or a repetition in the prompt's scores"
+            assert not any(answer.tokens.values()), "a score after a token"
+            answer.scores.append(message.logprobs)
         elif isinstance(message, RequestRefused):
             answer.refused = message
         elif isinstance(message, RequestFailed):
