@@ -19,9 +19,10 @@ import msgspec
 
 from control_plane import background
 from control_plane.background import OnFailure
-from control_plane.etcd.client import Deleted, EtcdClient, KeyValue, Listing, Put
+from control_plane.etcd.client import EtcdClient
 from control_plane.etcd.lease import Lease
 from control_plane.etcd.prefix_watch import PrefixWatch
+from control_plane.etcd.values import Deleted, KeyValue, Listing, Put
 from control_plane.keys import ClusterKeys
 from core.back_off import BackOff
 from core.clock import Clock
@@ -124,9 +125,9 @@ class RegistrationHandle:
         if self._lease is not None:
             await self._lease.revoke()
 
-    def on_listing(self, listing: Listing, *, replayable: bool) -> int:
+    def on_listing(self, listing: Listing, *, replay_from: int) -> int:
         """See whether our entry is there: `PrefixListener`."""
-        del replayable
+        del replay_from
         self._see(next((item for item in listing.items if item.key == self._key), None))
         return listing.revision + 1
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from control_plane.background import OnFailure
-from control_plane.etcd.client import Deleted, EtcdClient, KeyValue, Listing
+from control_plane.etcd.client import EtcdClient
 from control_plane.etcd.prefix_watch import PrefixWatch
+from control_plane.etcd.values import Deleted, KeyValue, Listing
 from control_plane.keys import ClusterKeys
 from control_plane.registration import RegistrationHandle, decode_record
 from core.clock import Clock
@@ -91,8 +92,8 @@ class WorkersListener:
         self._prefix = prefix
         self._registered: dict[WorkerId, WorkerRecord] = {}
 
-    def on_listing(self, listing: Listing, *, replayable: bool) -> int:
-        del replayable
+    def on_listing(self, listing: Listing, *, replay_from: int) -> int:
+        del replay_from
         present = {item.key.removeprefix(self._prefix) for item in listing.items}
         for worker_id in [known for known in self._registered if known not in present]:
             self._suspect(worker_id)

@@ -91,7 +91,12 @@ class ControlPlaneConfig(msgspec.Struct, frozen=True):
     """etcd and the streams between processes.
 
     Attributes:
-        etcd: comma-separated host:port endpoints; empty: `dovetail up` starts its own.
+        etcd: comma-separated host:port endpoints, also https://host:port; empty: `dovetail up`
+            starts its own.
+        etcd_ca_file: PEM file of the CA that signed etcd's certificate, and TLS with it.
+        etcd_cert_file, etcd_key_file: PEM files of our own certificate, where etcd wants one.
+        etcd_user: where etcd has users; the password is in `etcd_password_file`, or in the
+            environment (DOVETAIL_ETCD_PASSWORD).
         cluster: name under `/dovetail/`.
         lease_s: time to live of a worker's registration.
         request_timeout_s: deadline of one etcd call.
@@ -101,6 +106,11 @@ class ControlPlaneConfig(msgspec.Struct, frozen=True):
     """
 
     etcd: str = ""
+    etcd_ca_file: str = ""
+    etcd_cert_file: str = ""
+    etcd_key_file: str = ""
+    etcd_user: str = ""
+    etcd_password_file: str = ""
     cluster: str = "default"
     lease_s: float = 10.0
     request_timeout_s: float = 2.0
@@ -145,6 +155,10 @@ class HttpConfig(msgspec.Struct, frozen=True):
         allow_origins: CORS origins; empty: CORS is off.
         max_body_bytes: larger bodies get 413.
         keepalive_comment_s: silence on a stream after which comment lines are sent.
+        header_timeout_s, body_timeout_s: until a request's head is complete; without a byte of a
+            body that is awaited. Then 408.
+        send_timeout_s: without a byte taken by a client; then its request is aborted.
+        keepalive_timeout_s: until a connection without requests is closed.
     """
 
     host: str = "127.0.0.1"
@@ -152,6 +166,10 @@ class HttpConfig(msgspec.Struct, frozen=True):
     allow_origins: tuple[str, ...] = ()
     max_body_bytes: int = 32 << 20
     keepalive_comment_s: float = 15.0
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    send_timeout_s: float = 60.0
+    keepalive_timeout_s: float = 75.0
 
 
 class DisaggregationConfig(msgspec.Struct, frozen=True):
@@ -284,6 +302,10 @@ _POSITIVE = (
     "router.request_timeout_s",
     "http.max_body_bytes",
     "http.keepalive_comment_s",
+    "http.header_timeout_s",
+    "http.body_timeout_s",
+    "http.send_timeout_s",
+    "http.keepalive_timeout_s",
 )
 
 
@@ -301,6 +323,7 @@ def _check(config: Config) -> None:
             f"heartbeats (control_plane.heartbeat_s = {control.heartbeat_s})"
         )
         raise ConfigError(msg)
+    _check_etcd(control)
     engine = config.engine
     if engine.chunk_tokens < engine.block_size:
         msg = (
@@ -315,3 +338,23 @@ def _check(config: Config) -> None:
         share = config.kv_transfer.max_receiving_share
         msg = f"kv_transfer.max_receiving_share = {share}: must be in (0, 1]"
         raise ConfigError(msg)
+
+
+_ETCD_NEEDS = {
+    "etcd_cert_file": "etcd_key_file",
+    "etcd_key_file": "etcd_cert_file",
+    "etcd_password_file": "etcd_user",
+    "etcd_ca_file": "etcd",
+    "etcd_user": "etcd",
+}
+"""What each key is of no use without. The etcd that `dovetail up` starts is on loopback, and has
+neither certificates nor users."""
+
+
+def _check_etcd(control: ControlPlaneConfig) -> None:
+    for key, first in _ETCD_NEEDS.items():
+        for needed in (first, "etcd"):
+            if getattr(control, key) and not getattr(control, needed):
+                value = getattr(control, key)
+                msg = f"control_plane.{key} = {value!r}: needs control_plane.{needed} too"
+                raise ConfigError(msg)

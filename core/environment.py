@@ -9,6 +9,14 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+ETCD_PASSWORD = "DOVETAIL_ETCD_PASSWORD"  # noqa: S105 - the variable's name
+"""Names the variable that may hold the password of `control_plane.etcd_user`."""
+
+
+def etcd_password() -> str:
+    """Return the password of our user in etcd; empty: it is not in the environment."""
+    return os.environ.get(ETCD_PASSWORD, "")
+
 
 def temporary_directory() -> Path:
     """Return where files of one run go; whoever makes one removes it."""

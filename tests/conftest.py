@@ -10,9 +10,9 @@ from tests.figures import LINES, Figures
 let_threads_sleep()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Coroutine tests run on asyncio, as the product does."""
+    """Coroutine tests run on asyncio, as the product does; a module may share one loop."""
     return "asyncio"
 
 

@@ -1,36 +1,35 @@
 """etcd3aio, wrapped once: every call has a deadline, every failure is a `ControlPlaneError`.
 
 A server that hangs would hang etcd3aio's calls for as long, so nothing else of it is used: leases
-are kept by `control_plane.etcd.lease`, watches by `control_plane.etcd.prefix_watch`. One line is logged when
-etcd stops answering (or does not yet) and one when it does, however many calls fail between.
+are kept by `control_plane.etcd.lease`, watches by `control_plane.etcd.prefix_watch`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import ipaddress
 import logging
 import math
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from random import Random, SystemRandom
 from typing import Any, TypeVar
 
-import grpc
 import grpc.aio
-import msgspec
-from etcd3aio import EtcdError, SortOrder, SortTarget, prefix_range_end
+from etcd3aio import SortOrder, SortTarget, prefix_range_end
 from etcd3aio import _protobuf as untyped_protobuf
 from etcd3aio.kv import KVService as UntypedKvService
-from etcd3aio.lease import LeaseService
 
+from control_plane.etcd.connections import Connection, Connections
+from control_plane.etcd.credentials import read_credentials
+from control_plane.etcd.endpoints import read_endpoints
+from control_plane.etcd.failures import FAILURES, Failure, classify, describe
+from control_plane.etcd.outage import OutageLog
+from control_plane.etcd.session import Session
+from control_plane.etcd.slips import slip_line
+from control_plane.etcd.values import Deleted, KeyValue, Listing, Newest, Put
 from core.clock import Clock
 from core.config import ControlPlaneConfig
-from core.errors import ConfigError, ControlPlaneError
+from core.errors import ConfigError, ControlPlaneError, DovetailError
 
 _log = logging.getLogger(__name__)
-logging.getLogger("etcd3aio").setLevel(logging.ERROR)  # it would warn at each attempt
 
 T = TypeVar("T")
 
@@ -40,119 +39,63 @@ KvService: Any = UntypedKvService
 _protobuf: Any = untyped_protobuf
 WatchCreateRequest, WatchRequest = _protobuf.WatchCreateRequest, _protobuf.WatchRequest
 
-_OPTIONS = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", -1),  # a listing may exceed gRPC's 4 MiB
-    ("grpc.lb_policy_name", "round_robin"),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),  # its default is two minutes after a long outage
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-)
-
-
-class KeyValue(msgspec.Struct, frozen=True):
-    """One key as etcd holds it.
-
-    Attributes:
-        mod_revision: the revision of its last write.
-        lease: id of the lease that it hangs on; 0: none.
-    """
-
-    key: str
-    value: bytes
-    mod_revision: int
-    lease: int = 0
-
-
-class Deleted(msgspec.Struct, frozen=True):
-    """A key that is gone: deleted, or its lease ended."""
-
-    key: str
-    mod_revision: int
-
-
-class Listing(msgspec.Struct, frozen=True):
-    """All keys of a prefix at one revision, in the order of their names."""
-
-    revision: int
-    items: tuple[KeyValue, ...]
-
-
-class Put(msgspec.Struct, frozen=True):
-    """A write within a transaction."""
-
-    key: str
-    value: bytes
-    lease: int = 0
-
-
-class Newest(msgspec.Struct, frozen=True):
-    """What a prefix looks like from afar: the last write among its living keys, and how many."""
-
-    revision: int
-    mod_revision: int
-    num_keys: int
+_LISTING_DEADLINES = 10
+"""A listing may take so many deadlines: 64 workers with 100,000 blocks each are 100 MB."""
 
 
 class WatchLostError(ControlPlaneError):
     """A watch that may have missed something: list again.
 
     Attributes:
-        compacted: the revisions that it was to start from are gone.
+        compact_revision: history up to it is gone, and the watch was to start there; 0: not that.
     """
 
-    def __init__(self, message: str, *, compacted: bool = False) -> None:
+    def __init__(self, message: str, *, compact_revision: int = 0) -> None:
         super().__init__(message)
-        self.compacted = compacted
+        self.compact_revision = compact_revision
 
 
 class EtcdClient:
     """A cluster's etcd. Make it, `connect`, use it on one event loop, `close`.
+
+    While etcd was never reached, a refusal that only the user can end (a wrong password or CA, a
+    role without permission) raises `ConfigError`, once, in place of `ControlPlaneError`: whoever
+    runs in the background fails with it, and so the process ends with one line. Later the same is
+    an outage: serving goes on.
 
     Args:
         config: `etcd` names the endpoints, `request_timeout_s` bounds each call.
         rng: draws the jitter of all that waits for etcd; by default the system's.
 
     Raises:
-        ConfigError: no endpoint is named.
+        ConfigError: no endpoint is named, or a file or a password cannot be used.
     """
 
     def __init__(
         self, config: ControlPlaneConfig, *, clock: Clock, rng: Random | None = None
     ) -> None:
-        self._endpoints = [part.strip() for part in config.etcd.split(",") if part.strip()]
-        if not self._endpoints:
-            msg = "control_plane.etcd = '': name at least one endpoint, such as 127.0.0.1:2379"
-            raise ConfigError(msg)
+        self._config = config
+        self._endpoints = read_endpoints(config)
+        self._credentials = read_credentials(config, self._endpoints)
         self._timeout_s = config.request_timeout_s
         self.rng = rng or SystemRandom()
-        self._clock = clock
-        self._down_since: float | None = None
-        self._was_reached = False
-        self._channel: grpc.aio.Channel | None = None
-        self._kv: Any
-        self._lease: Any
-        self._watch: Any
+        self._session = Session(self._credentials, self._timeout_s)
+        how = "over TLS" if self._endpoints.is_tls else "without TLS"
+        self._outage = OutageLog(f"{', '.join(self._endpoints.names)} {how}", clock)
+        self._has_told_slip = False
+        self._allowed: set[str] = set()
+        self._denied: set[str] = set()
+        self._connections: Connections
 
     async def connect(self) -> None:
-        """Prepare the connection; etcd need not be there yet.
-
-        Raises:
-            ControlPlaneError: a host name does not resolve.
-        """
-        channel = grpc.aio.insecure_channel(await _target(self._endpoints), options=[*_OPTIONS])
-        self._channel = channel
-        self._kv = KvService(channel)
-        self._lease = LeaseService(channel)
-        # Not etcd3aio's own watch: it connects again by itself, from a revision that may skip
-        # events, and leaves a pending task behind each time.
-        self._watch = _protobuf.WatchStub(channel)
+        """Prepare the connections, on the running loop; etcd need not be there yet."""
+        names = self._endpoints.names
+        first = int(self.rng.random() * len(names))
+        self._connections = Connections(names, self._credentials, first=first)
 
     async def close(self) -> None:
-        """Drop the connection; later calls raise ControlPlaneError."""
-        if self._channel is not None:
-            await self._channel.close(None)
+        """Drop the connections; later calls raise ControlPlaneError."""
+        await self._connections.close()
 
     async def get(self, key: str) -> KeyValue | None:
         """Return a key, None if there is none.
@@ -160,7 +103,8 @@ class EtcdClient:
         Raises:
             ControlPlaneError: no answer within the deadline, or refused.
         """
-        response = await self._call("get", lambda: self._kv.get(key, timeout=self._timeout_s))
+        timeout_s = self._timeout_s
+        response = await self._call("get", lambda etcd: etcd.kv.get(key, timeout=timeout_s))
         return _key_value(response.kvs[0]) if response.kvs else None
 
     async def get_prefix(self, prefix: str) -> Listing:
@@ -170,8 +114,11 @@ class EtcdClient:
             ControlPlaneError: no answer within the deadline, or refused.
         """
         end = prefix_range_end(prefix)
+        timeout_s = _LISTING_DEADLINES * self._timeout_s
         response = await self._call(
-            "list", lambda: self._kv.get(prefix, end, timeout=self._timeout_s)
+            "list",
+            lambda etcd: etcd.kv.get(prefix, end, timeout=timeout_s),
+            num_deadlines=_LISTING_DEADLINES,
         )
         return Listing(response.header.revision, tuple([_key_value(kv) for kv in response.kvs]))
 
@@ -183,7 +130,7 @@ class EtcdClient:
         """
         response = await self._call(
             "poll",
-            lambda: self._kv.get(
+            lambda etcd: etcd.kv.get(
                 prefix,
                 prefix_range_end(prefix),
                 limit=1,
@@ -224,7 +171,9 @@ class EtcdClient:
             *[KvService.txn_op_delete(first, range_end=end) for first, end in delete_ranges],
         ]
         response = await self._call(
-            "transaction", lambda: self._kv.txn(compares, operations, timeout=self._timeout_s)
+            "transaction",
+            lambda etcd: etcd.kv.txn(compares, operations, timeout=self._timeout_s),
+            writes=bool(puts),
         )
         return int(response.header.revision) if response.succeeded else None
 
@@ -236,7 +185,9 @@ class EtcdClient:
         """
         ttl = max(1, math.ceil(ttl_s))
         response = await self._call(
-            "grant lease", lambda: self._lease.grant(ttl, timeout=self._timeout_s)
+            "grant lease",
+            lambda etcd: etcd.lease.grant(ttl, timeout=self._timeout_s),
+            writes=True,
         )
         return int(response.ID), float(response.TTL)
 
@@ -247,16 +198,19 @@ class EtcdClient:
             ControlPlaneError: no answer within the deadline, or refused.
         """
 
-        async def once() -> Any:
-            stream: Any = self._lease.keep_alive(lease)
+        async def once(etcd: Connection) -> Any:
+            stream: Any = etcd.lease.keep_alive(lease)
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    return await stream.read()
+                response = await stream.read()
             finally:
                 stream.cancel()
+            if response is _EOF:  # it says nothing of the lease
+                msg = "the stream ended without an answer"
+                raise TimeoutError(msg)
+            return response
 
         response = await self._call("keep lease alive", once)
-        return max(0.0, float(response.TTL)) if response is not _EOF else 0.0
+        return max(0.0, float(response.TTL))
 
     async def revoke_lease(self, lease: int) -> None:
         """End a lease and delete its keys.
@@ -264,7 +218,8 @@ class EtcdClient:
         Raises:
             ControlPlaneError: no answer within the deadline, or refused.
         """
-        await self._call("revoke lease", lambda: self._lease.revoke(lease, timeout=self._timeout_s))
+        timeout_s = self._timeout_s
+        await self._call("revoke lease", lambda etcd: etcd.lease.revoke(lease, timeout=timeout_s))
 
     async def watch(
         self, prefix: str, start_revision: int
@@ -277,7 +232,7 @@ class EtcdClient:
             WatchLostError: cancelled, compacted, or the connection was a new one.
             ControlPlaneError: refused.
         """
-        stream: Any = self._watch.Watch()
+        stream: Any = self._connections.current.watch_stream()
         create = WatchCreateRequest(
             key=prefix.encode(),
             range_end=prefix_range_end(prefix),
@@ -288,69 +243,81 @@ class EtcdClient:
             while (response := await stream.read()) is not _EOF:
                 if response.compact_revision > 0:
                     msg = f"watch of {prefix}: compacted up to {response.compact_revision}"
-                    raise WatchLostError(msg, compacted=True)
+                    raise WatchLostError(msg, compact_revision=response.compact_revision)
                 # An etcd without its data has yet to reach our revision.
                 if response.canceled or response.header.revision < start_revision - 1:
                     msg = f"watch of {prefix}: {response.cancel_reason or 'another history'}"
                     raise WatchLostError(msg)
                 if response.events:
                     yield [_change(event) for event in response.events]
-        except _FAILURES as error:
-            msg = f"etcd: watch of {prefix}: {_describe(error)}"
+        except FAILURES as error:
+            msg = f"etcd: watch of {prefix}: {describe(error)}"
             raise ControlPlaneError(msg) from error
         finally:
             stream.cancel()
         msg = f"watch of {prefix}: the stream ended"
         raise WatchLostError(msg)
 
-    async def _call(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _call(
+        self,
+        operation: str,
+        call: Callable[[Connection], Awaitable[T]],
+        *,
+        writes: bool = False,
+        num_deadlines: int = 1,
+    ) -> T:
+        connection = self._connections.current
         try:
-            async with asyncio.timeout(self._timeout_s):
-                response = await call()
-        except _FAILURES as error:
-            msg = f"etcd: {operation}: {_describe(error)}"
-            if self._down_since is None and not _is_refusal(error):
-                self._down_since = self._clock.now()
-                _log.warning("%s; %s", msg, self._outlook())
-            raise ControlPlaneError(msg) from error
-        if self._down_since is not None:
-            again = "again " if self._was_reached else ""
-            _log.info("etcd answers %safter %.1f s", again, self._clock.now() - self._down_since)
-            self._down_since = None
-        self._was_reached = True
+            response = await self._session.call(connection, call, num_deadlines=num_deadlines)
+        except FAILURES as error:
+            raise self._failed(operation, connection.endpoint, error) from error
+        self._connections.answered()
+        self._outage.answered(wrote=writes)
+        self._allowed.add(operation)
+        self._denied.discard(operation)
         return response
 
-    def _outlook(self) -> str:
-        """Say what an outage means; a process that never reached etcd serves nobody yet."""
-        if self._was_reached:
-            return "serving goes on without it"
-        return f"waiting for etcd at {', '.join(self._endpoints)}"
+    def _failed(self, operation: str, endpoint: str, error: BaseException) -> DovetailError:
+        """Take note of a failure, and return what to raise."""
+        failure, words = classify(error), describe(error)
+        message = f"etcd: {operation}: {words}"
+        match failure:
+            case Failure.REFUSAL:
+                return ControlPlaneError(message)
+            case Failure.NO_SPACE:
+                self._outage.full(message)
+                return ControlPlaneError(message)
+            case Failure.NO_PERMISSION:
+                is_slip = operation not in self._allowed
+                if operation not in self._denied:
+                    self._denied.add(operation)
+                    _log.warning("%s", message)
+            case _:
+                self._connections.failed(endpoint)
+                if not self._connections.have_all_failed:
+                    return ControlPlaneError(message)
+                is_slip = not self._outage.was_reached
+                self._outage.failed(message)
+        return (self._slip(failure, words, endpoint) if is_slip else None) or ControlPlaneError(
+            message
+        )
+
+    def _slip(self, failure: Failure, words: str, endpoint: str) -> ConfigError | None:
+        if self._has_told_slip:
+            return None
+        line = slip_line(
+            failure,
+            words,
+            endpoint=endpoint,
+            password_from=self._credentials.password_from,
+            config=self._config,
+        )
+        self._has_told_slip = line is not None
+        return ConfigError(line) if line else None
 
 
 _aio: Any = grpc.aio
 _EOF: object = _aio.EOF
-_FAILURES = (TimeoutError, EtcdError, grpc.aio.AioRpcError, grpc.aio.UsageError)
-
-
-_REFUSALS = (
-    grpc.StatusCode.NOT_FOUND,  # a lease that is gone
-    grpc.StatusCode.OUT_OF_RANGE,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.FAILED_PRECONDITION,
-)
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Whether etcd is there and said no, or we closed; anything else (no space, too) is outage."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        return error.code() in _REFUSALS
-    return isinstance(error, grpc.aio.UsageError)
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return error.details() or error.code().name
-    return str(error) or "no answer within the deadline"
 
 
 def _key_value(kv: Any) -> KeyValue:
@@ -366,23 +333,3 @@ def _change(event: Any) -> KeyValue | Deleted:
     if event.type == 1:  # mvccpb.Event.DELETE
         return Deleted(_key(event.kv), event.kv.mod_revision)
     return _key_value(event.kv)
-
-
-async def _target(endpoints: Sequence[str]) -> str:
-    """Return gRPC's name for the endpoints; one host name is resolved again and again by gRPC."""
-    if len(endpoints) == 1:
-        return f"dns:///{endpoints[0]}"
-    return "ipv4:" + ",".join([await _numeric(endpoint) for endpoint in endpoints])
-
-
-async def _numeric(endpoint: str) -> str:
-    host, _, port = endpoint.rpartition(":")
-    with contextlib.suppress(ValueError):
-        return f"{ipaddress.IPv4Address(host)}:{port}"
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
-    except OSError as error:
-        msg = f"control_plane.etcd: {endpoint!r} does not resolve: {error}"
-        raise ControlPlaneError(msg) from error
-    return f"{found[0][4][0]}:{port}"

@@ -104,4 +104,5 @@ class Lease:
                 return
             back_off.reset()
             self._valid_until = sent_at + ttl_s
-            await asyncio.sleep(ttl_s / 3)
+            # From when it was sent: an etcd that takes long to answer is asked no less often
+            await asyncio.sleep(max(0.0, sent_at + ttl_s / 3 - self._clock.now()))

@@ -18,7 +18,8 @@ from typing import Protocol
 
 from control_plane import background
 from control_plane.background import OnFailure
-from control_plane.etcd.client import Deleted, EtcdClient, KeyValue, Listing, WatchLostError
+from control_plane.etcd.client import EtcdClient, WatchLostError
+from control_plane.etcd.values import Deleted, KeyValue, Listing
 from core.back_off import BackOff
 from core.errors import ControlPlaneError
 
@@ -34,16 +35,17 @@ _log = logging.getLogger(__name__)
 class PrefixListener(Protocol):
     """Whoever follows a prefix. Callbacks run on the event loop and must not block."""
 
-    def on_listing(self, listing: Listing, *, replayable: bool) -> int:
+    def on_listing(self, listing: Listing, *, replay_from: int) -> int:
         """Take everything that is there now, in place of all that was told before.
 
         Args:
-            replayable: whether changes from an earlier revision on can be told again, as far as
-                is known; otherwise they are compacted.
+            replay_from: the first revision whose changes can be told again, as far as is known:
+                earlier ones are compacted.
 
         Returns:
-            The first revision whose changes are to be told; `listing.revision + 1` tells only what
-            is new. An earlier one is honoured when `replayable`.
+            The first revision whose changes are to be told, from `replay_from` to
+            `listing.revision + 1`, which tells only what is new. Should it turn out to be
+            compacted, another listing follows, with a later `replay_from`.
         """
         ...
 
@@ -77,8 +79,9 @@ class PrefixWatch:
         self._back_off = BackOff(first_s=0.1, limit_s=2.0)
         self._seen_revision = 0
         self._keys: set[str] = set()
-        self._can_replay = True
+        self._compacted = 0
         self._is_wanted = asyncio.Event()
+        self._is_listed = asyncio.Event()
         self._following = background.start(
             self._follow_for_ever(), name=f"watch {prefix}", on_failure=on_failure
         )
@@ -86,6 +89,10 @@ class PrefixWatch:
     def list_again(self) -> None:
         """Begin with a new listing."""
         self._is_wanted.set()
+
+    async def wait_listed(self) -> None:
+        """Return once the listener knows what is there."""
+        await self._is_listed.wait()
 
     async def close(self) -> None:
         """Stop; no callback follows."""
@@ -107,9 +114,10 @@ class PrefixWatch:
         listing = await self._client.get_prefix(self._prefix)
         self._seen_revision = listing.revision
         self._keys = {item.key for item in listing.items}
-        wanted = self._listener.on_listing(listing, replayable=self._can_replay)
-        start = wanted if self._can_replay else listing.revision + 1
-        self._can_replay = True
+        if listing.revision < self._compacted:
+            self._compacted = 0  # another history
+        start = self._listener.on_listing(listing, replay_from=self._compacted + 1)
+        self._is_listed.set()
         parts = [
             asyncio.ensure_future(self._watch(start)),
             asyncio.ensure_future(self._poll(world.value if world else None)),
@@ -121,7 +129,7 @@ class PrefixWatch:
                 if part.done():
                     part.result()
         except WatchLostError as error:
-            self._can_replay = not error.compacted
+            self._compacted = max(self._compacted, error.compact_revision)
             raise
         finally:
             for part in parts:

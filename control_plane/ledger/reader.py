@@ -13,8 +13,9 @@ from typing import Protocol, assert_never
 import msgspec
 
 from control_plane.background import OnFailure
-from control_plane.etcd.client import Deleted, EtcdClient, KeyValue, Listing
+from control_plane.etcd.client import EtcdClient
 from control_plane.etcd.prefix_watch import PrefixWatch
+from control_plane.etcd.values import Deleted, KeyValue, Listing
 from control_plane.keys import ClusterKeys
 from control_plane.ledger.records import CacheCounters, decode
 from control_plane.ledger.state import Change, Effect, Entry, Gap, Gone, ReaderState, Snapshot
@@ -85,10 +86,12 @@ class LedgerReader:
             self._relisting.cancel()
         await self._watch.close()
 
-    def on_listing(self, listing: Listing, *, replayable: bool) -> int:
+    def on_listing(self, listing: Listing, *, replay_from: int) -> int:
         """Take the ledgers as they are: `PrefixListener`."""
         entries = [entry for item in listing.items if (entry := self._entry(item)) is not None]
-        effects, start = self._state.take_listing(entries, listing.revision, replayable=replayable)
+        effects, start = self._state.take_listing(
+            entries, listing.revision, replay_from=replay_from
+        )
         self._tell(effects)
         if not self._state.stale:
             self._back_off.reset()

@@ -214,7 +214,7 @@ class _Ledger:
     """What a reader has of one worker.
 
     Attributes:
-        floor: changes up to this revision are in what was listed.
+        floor: changes up to this revision were taken, or are in what was listed.
         is_stale: deltas are missing.
         parts: of snapshots whose head has not come yet, by generation and number.
     """
@@ -226,6 +226,12 @@ class _Ledger:
         self.is_stale = False
         self.floor = floor
         self.parts: dict[str, dict[int, bytes]] = {}
+
+    def go_on_from(self, known: _Ledger | None) -> None:
+        """Keep what a reader knew before it listed again; not if etcd has another history since."""
+        if known is not None and known.floor <= self.floor:
+            self.head, self.seq, self.is_stale = known.head, known.seq, known.is_stale
+            self.counters, self.floor = known.counters, known.floor
 
     def take_part(self, part: Part) -> None:
         parts = self.parts.setdefault(part.generation, {})
@@ -245,7 +251,9 @@ class ReaderState:
     @property
     def counters(self) -> dict[WorkerId, CacheCounters]:
         """The totals that each worker told last."""
-        return {worker_id: self._ledgers[worker_id].counters for worker_id in self._with_head()}
+        return {
+            worker_id: ledger.counters for worker_id, ledger in self._ledgers.items() if ledger.head
+        }
 
     @property
     def stale(self) -> set[WorkerId]:
@@ -253,33 +261,46 @@ class ReaderState:
         return {worker_id for worker_id, ledger in self._ledgers.items() if ledger.is_stale}
 
     def take_listing(
-        self, entries: Sequence[Entry], revision: int, *, replayable: bool
+        self, entries: Sequence[Entry], revision: int, *, replay_from: int
     ) -> tuple[list[Effect], int]:
-        """Take all keys as of `revision`.
+        """Take all keys as of `revision`. A worker of which nothing was missed has no effects.
+
+        Args:
+            replay_from: the first revision whose changes can be told again.
 
         Returns the effects, and the revision from which changes are to be told: earlier than the
-        listing when a worker's deltas since its snapshot are in etcd's history and `replayable`.
+        listing's when a worker's missing deltas are in etcd's history.
         """
-        before = self._with_head()
-        self._ledgers, self._listed_at = {}, revision
+        before, self._ledgers, self._listed_at = self._ledgers, {}, revision
         for entry in entries:
             if isinstance(entry.record, Part):
                 self._ledger(entry.worker_id).take_part(entry.record)
         effects: list[Effect] = []
         for entry in entries:
             if isinstance(entry.record, Head):
+                self._ledger(entry.worker_id).go_on_from(before.get(entry.worker_id))
                 effects += self._take_head(entry, entry.record)
         start = revision + 1
         for entry in entries:
             if isinstance(entry.record, Delta):
-                ledger = self._ledger(entry.worker_id)
-                if replayable and _is_behind(ledger, entry.record):
-                    start = min(start, ledger.floor + 1)
-                else:  # what is compacted will not come by listing again: no Gap
-                    ledger.is_stale = ledger.is_stale or _is_behind(ledger, entry.record)
-                    effects += self._take_delta(entry.worker_id, entry.record)
-        gone = sorted(before - self._with_head())
+                told, replay = self._take_listed_delta(entry, entry.record, replay_from)
+                effects += told
+                start = min(start, replay)
+        gone = [w for w, ledger in sorted(before.items()) if ledger.head and not self._has(w)]
         return [*effects, *[Gone(worker_id) for worker_id in gone]], start
+
+    def _take_listed_delta(
+        self, entry: Entry, delta: Delta, replay_from: int
+    ) -> tuple[list[Effect], int]:
+        """Take the last delta, or return the revision from which it and those before can be told
+        again."""
+        ledger = self._ledger(entry.worker_id)
+        is_behind = _is_behind(ledger, delta)
+        if is_behind and ledger.floor + 1 >= replay_from:
+            return [], ledger.floor + 1
+        # What is compacted will not come by listing again: no Gap
+        ledger.is_stale = ledger.is_stale or is_behind
+        return self._take_delta(entry, delta), self._listed_at + 1
 
     def take_change(self, entry: Entry) -> list[Effect]:
         """Take one change, in the order of their revisions."""
@@ -288,13 +309,15 @@ class ReaderState:
             return []
         match entry.record:
             case Head():
-                return self._take_head(entry, entry.record)
+                effects = self._take_head(entry, entry.record)
+                ledger.parts.clear()  # of snapshots that were given up
+                return effects
             case HeadGone():
                 was_there = ledger.head is not None
                 self._ledgers[entry.worker_id] = _Ledger(entry.mod_revision)
                 return [Gone(entry.worker_id)] if was_there else []
             case Delta():
-                return self._take_delta(entry.worker_id, entry.record)
+                return self._take_delta(entry, entry.record)
             case Part():
                 ledger.take_part(entry.record)
                 return []
@@ -304,20 +327,19 @@ class ReaderState:
     def _ledger(self, worker_id: WorkerId) -> _Ledger:
         return self._ledgers.setdefault(worker_id, _Ledger(self._listed_at))
 
-    def _with_head(self) -> set[WorkerId]:
-        return {worker_id for worker_id, ledger in self._ledgers.items() if ledger.head}
+    def _has(self, worker_id: WorkerId) -> bool:
+        ledger = self._ledgers.get(worker_id)
+        return ledger is not None and ledger.head is not None
 
     def _take_head(self, entry: Entry, head: Head) -> list[Effect]:
         worker_id, ledger = entry.worker_id, self._ledger(entry.worker_id)
         parts = ledger.parts.pop(head.generation, {})
-        ledger.parts.clear()
-        ledger.floor = entry.mod_revision
-        ledger.counters = head.counters
         known, ledger.head = ledger.head, head
         is_same_boot = known is not None and known.boot == head.boot
-        if is_same_boot and not ledger.is_stale and ledger.seq == head.seq:
-            return []
-        ledger.seq = head.seq
+        if is_same_boot and not ledger.is_stale and ledger.seq >= head.seq:
+            ledger.floor = max(ledger.floor, entry.mod_revision)
+            return []  # nothing was missed; what was known before a listing may even be newer
+        ledger.seq, ledger.floor, ledger.counters = head.seq, entry.mod_revision, head.counters
         was_stale, ledger.is_stale = ledger.is_stale, len(parts) != head.num_parts
         if not ledger.is_stale:
             joined = b"".join([parts[number] for number in sorted(parts)])
@@ -325,16 +347,15 @@ class ReaderState:
         forgotten = [] if is_same_boot else [Snapshot(worker_id, head.boot, [])]
         return [*forgotten, *([] if was_stale else [Gap(worker_id)])]
 
-    def _take_delta(self, worker_id: WorkerId, delta: Delta) -> list[Effect]:
-        ledger = self._ledger(worker_id)
+    def _take_delta(self, entry: Entry, delta: Delta) -> list[Effect]:
+        worker_id, ledger = entry.worker_id, self._ledger(entry.worker_id)
         if ledger.head is None or delta.boot != ledger.head.boot or delta.seq <= ledger.seq:
             return []
         effects: list[Effect] = []
         if _is_behind(ledger, delta) and not ledger.is_stale:
             ledger.is_stale = True
             effects.append(Gap(worker_id))
-        ledger.seq = delta.seq
-        ledger.counters = delta.counters
+        ledger.seq, ledger.floor, ledger.counters = delta.seq, entry.mod_revision, delta.counters
         stored, evicted = split_hashes(delta.stored), split_hashes(delta.evicted)
         return [*effects, Change(worker_id, delta.boot, stored, evicted)]
 

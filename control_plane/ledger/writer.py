@@ -18,7 +18,8 @@ import msgspec
 
 from control_plane import background
 from control_plane.background import OnFailure
-from control_plane.etcd.client import EtcdClient, Put
+from control_plane.etcd.client import EtcdClient
+from control_plane.etcd.values import Put
 from control_plane.keys import ClusterKeys
 from control_plane.ledger.records import CacheCounters, Head, snapshot_parts
 from control_plane.ledger.state import WriteDelta, WriterState, WriteSnapshot

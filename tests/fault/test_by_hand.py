@@ -4,7 +4,6 @@ router. A prefill worker that is killed is not started again by anybody."""
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ import pytest
 
 from control_plane.etcd.embedded import server_binary
 from tests.asked import Asked, prompt_of
+from tests.etcd_server import reserve_ports
 from tests.faults import scrape, statuses, until, wait_idle, wait_live
 from tests.launched import Launched
 
@@ -31,16 +31,6 @@ SETTINGS = (
     "--set", "kv_transfer.quarantine_s=1",
     "--set", "control_plane.lease_s=3",
 )  # fmt: skip
-
-
-def reserve_ports(count: int, stack: ExitStack) -> list[int]:
-    """Return free ports that nobody else takes while `stack` is open: bound here, and as both sides
-    set SO_REUSEADDR, to be listened at by those who are told."""
-    probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-    for probe in probes:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", 0))
-    return [probe.getsockname()[1] for probe in probes]
 
 
 @dataclass

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from control_plane.etcd import embedded as embedded_etcd
-from control_plane.etcd.client import EtcdClient, Put
+from control_plane.etcd.client import EtcdClient
 from control_plane.etcd.embedded import EmbeddedEtcd, server_binary
+from control_plane.etcd.values import Put
 from core.clock import SystemClock
 from core.config import ControlPlaneConfig
 from core.environment import child_environment

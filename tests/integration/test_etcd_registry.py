@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import shutil
-import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from control_plane.etcd import client as etcd_client
 from control_plane.etcd import prefix_watch
-from control_plane.etcd.client import Deleted, EtcdClient, KeyValue, Listing, Put
-from control_plane.etcd.embedded import EmbeddedEtcd
+from control_plane.etcd.client import EtcdClient
 from control_plane.etcd.lease import Lease
 from control_plane.etcd.prefix_watch import PrefixWatch
+from control_plane.etcd.values import Deleted, KeyValue, Listing, Put
 from control_plane.ledger.reader import LedgerReader
 from control_plane.ledger.records import CacheCounters, Head
 from control_plane.ledger.writer import LedgerWriter
@@ -30,6 +27,7 @@ from core.config import ControlPlaneConfig
 from core.errors import ControlPlaneError
 from core.ids import Boot, WorkerId
 from core.worker_record import Role, WorkerRecord
+from tests.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.anyio
 
@@ -37,43 +35,38 @@ CLOCK = SystemClock()
 WORLD = "/dovetail/test/world"
 
 
-class Etcd:
-    """A server that the test may stop, empty, freeze and thaw, at one port."""
+@pytest.fixture(scope="module", autouse=True)
+async def one_loop() -> AsyncGenerator[None]:
+    """Run all tests on one loop: gRPC still tells things to that of a client just closed."""
+    yield
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.server = EmbeddedEtcd(directory / "data", log_path=directory / "log")
 
-    @property
-    def config(self) -> ControlPlaneConfig:
-        return ControlPlaneConfig(etcd=self.server.endpoint, request_timeout_s=0.5)
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """A server for all tests that leave it alone."""
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
 
-    async def restart(self, *, empty: bool = False) -> None:
-        port = int(self.server.endpoint.rpartition(":")[2])
-        await self.server.stop()
-        if empty:
-            shutil.rmtree(self.directory / "data")
-        self.server = EmbeddedEtcd(
-            self.directory / "data", log_path=self.directory / "log", client_port=port
-        )
-        await self.server.start()
 
-    def signal(self, number: signal.Signals) -> None:
-        assert self.server.pid is not None
-        os.kill(self.server.pid, number)
+@pytest.fixture(scope="module")
+def suffering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
 
 
 @pytest.fixture
-async def etcd(tmp_path: Path) -> AsyncGenerator[Etcd]:
-    etcd = Etcd(tmp_path)
-    await etcd.server.start()
-    yield etcd
-    await etcd.server.stop()
+def etcd(suffering: EtcdServer) -> Iterator[EtcdServer]:
+    """A server that each test may stop, empty, freeze and thaw."""
+    suffering.revive()
+    yield suffering
+    suffering.revive()
 
 
 @asynccontextmanager
-async def client_of(etcd: Etcd) -> AsyncGenerator[EtcdClient]:
-    client = EtcdClient(etcd.config, clock=CLOCK)
+async def client_of(server: EtcdServer, timeout_s: float = 2.0) -> AsyncGenerator[EtcdClient]:
+    config = ControlPlaneConfig(etcd=server.endpoint, request_timeout_s=timeout_s)
+    client = EtcdClient(config, clock=CLOCK)
     await client.connect()
     try:
         yield client
@@ -82,8 +75,19 @@ async def client_of(etcd: Etcd) -> AsyncGenerator[EtcdClient]:
 
 
 @pytest.fixture
-async def client(etcd: Etcd) -> AsyncGenerator[EtcdClient]:
-    async with client_of(etcd) as client:
+async def client(shared: EtcdServer) -> AsyncGenerator[EtcdClient]:
+    """A client of the shared server, where no other test has left a key."""
+    async with client_of(shared) as client:
+        await client.transaction({}, [], delete_ranges=[("\0", "\0")])
+        yield client
+
+
+@pytest.fixture
+async def its_client(etcd: EtcdServer) -> AsyncGenerator[EtcdClient]:
+    """A client of the server that suffers, with short deadlines."""
+    async with client_of(etcd) as cleaner:
+        await cleaner.transaction({}, [], delete_ranges=[("\0", "\0")])
+    async with client_of(etcd, timeout_s=0.5) as client:
         yield client
 
 
@@ -101,7 +105,7 @@ class Mirror:
         self.changed = asyncio.Event()
         self.num_listings = 0
 
-    def on_listing(self, listing: Listing, *, replayable: bool) -> int:
+    def on_listing(self, listing: Listing, *, replay_from: int) -> int:
         self.content = {item.key: item.value for item in listing.items}
         self.num_listings += 1
         self.changed.set()
@@ -161,26 +165,28 @@ class Changes:
 
 
 async def test_deadlines_hold_when_etcd_is_frozen_and_one_line_tells_it(
-    etcd: Etcd, client: EtcdClient, caplog: pytest.LogCaptureFixture
+    etcd: EtcdServer,
+    its_client: EtcdClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(etcd_client, "_LISTING_DEADLINES", 1)
     caplog.set_level(logging.INFO)
-    await put(client, "/a", b"1")
-    etcd.signal(signal.SIGSTOP)
+    await put(its_client, "/a", b"1")
+    etcd.freeze()
     calls: list[Callable[[], Awaitable[object]]] = [
-        lambda: client.get("/a"),
-        lambda: client.get_prefix("/a"),
-        lambda: client.transaction({}, [Put("/a", b"3")]),
-        lambda: client.grant_lease(5),
-        lambda: client.keep_alive(1),
-        lambda: client.newest("/a"),
+        lambda: its_client.get("/a"),
+        lambda: its_client.get_prefix("/a"),
+        lambda: its_client.transaction({}, [Put("/a", b"3")]),
+        lambda: its_client.grant_lease(5),
+        lambda: its_client.keep_alive(1),
+        lambda: its_client.newest("/a"),
     ]
-    started = CLOCK.now()
     results = await asyncio.gather(*[call() for call in calls], return_exceptions=True)
     assert [type(result) for result in results] == [ControlPlaneError] * len(calls)
-    assert CLOCK.now() - started < 1.5
-    etcd.signal(signal.SIGCONT)
-    await client.get("/a")
-    outage = [r.message for r in caplog.records if r.name == "control_plane.etcd.client"]
+    etcd.thaw()
+    await its_client.get("/a")
+    outage = [r.message for r in caplog.records if r.name == "control_plane.etcd.outage"]
     assert len(outage) == 2
     assert "serving goes on without it" in outage[0]
     assert "etcd answers again" in outage[1]
@@ -198,39 +204,43 @@ async def test_transactions_compare_and_set(client: EtcdClient) -> None:
 
 
 async def test_a_lease_is_fenced_locally_before_etcd_gives_it_away(
-    etcd: Etcd, client: EtcdClient
+    etcd: EtcdServer, its_client: EtcdClient
 ) -> None:
-    lease = await Lease.grant(client, 2.0, clock=CLOCK)
+    lease = await Lease.grant(its_client, 2.0, clock=CLOCK)
     assert lease.is_valid(CLOCK.now())
-    etcd.signal(signal.SIGSTOP)
+    etcd.freeze()
     frozen_at = CLOCK.now()
     assert not lease.is_valid(frozen_at + lease.ttl_s)
-    etcd.signal(signal.SIGCONT)
+    etcd.thaw()
     await lease.revoke()
 
 
-async def test_a_watch_goes_on_over_a_restart_with_data(etcd: Etcd, client: EtcdClient) -> None:
+async def test_a_watch_goes_on_over_a_restart_with_data(
+    etcd: EtcdServer, its_client: EtcdClient
+) -> None:
     mirror = Mirror()
-    await put(client, "/p/1", b"1")
-    watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
+    await put(its_client, "/p/1", b"1")
+    watch = PrefixWatch(its_client, "/p/", mirror, world_key=WORLD)
     await mirror.until(lambda: mirror.content == {"/p/1": b"1"})
-    await put(client, "/p/2", b"2")
+    await put(its_client, "/p/2", b"2")
     await mirror.until(lambda: len(mirror.content) == 2)
-    await etcd.restart()
-    await _put_when_back(client, "/p/3")
-    await delete(client, "/p/1")
+    await asyncio.to_thread(etcd.restart)
+    await _put_when_back(its_client, "/p/3")
+    await delete(its_client, "/p/1")
     await mirror.until(lambda: set(mirror.content) == {"/p/2", "/p/3"})
     await watch.close()
 
 
-async def test_a_watch_sees_an_etcd_that_came_back_empty(etcd: Etcd, client: EtcdClient) -> None:
+async def test_a_watch_sees_an_etcd_that_came_back_empty(
+    etcd: EtcdServer, its_client: EtcdClient
+) -> None:
     mirror = Mirror()
     for index in range(20):
-        await put(client, f"/p/{index}", b"")
-    watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
+        await put(its_client, f"/p/{index}", b"")
+    watch = PrefixWatch(its_client, "/p/", mirror, world_key=WORLD)
     await mirror.until(lambda: len(mirror.content) == 20)
-    await etcd.restart(empty=True)
-    await _put_when_back(client, "/p/new")
+    await asyncio.to_thread(etcd.restart, empty=True)
+    await _put_when_back(its_client, "/p/new")
     await mirror.until(lambda: set(mirror.content) == {"/p/new"})
     await watch.close()
 
@@ -270,29 +280,29 @@ class Forgetful(Mirror):
 
     def __init__(self) -> None:
         super().__init__()
-        self.replayable: list[bool] = []
+        self.replay_from: list[int] = []
 
-    def on_listing(self, listing: Listing, *, replayable: bool) -> int:
-        super().on_listing(listing, replayable=replayable)
-        self.replayable.append(replayable)
-        return 1
+    def on_listing(self, listing: Listing, *, replay_from: int) -> int:
+        super().on_listing(listing, replay_from=replay_from)
+        self.replay_from.append(replay_from)
+        return replay_from
 
 
 async def test_a_compacted_history_is_not_waited_for(client: EtcdClient) -> None:
     for index in range(10):
         await put(client, "/p/1", str(index).encode())
-    untyped: object = client._kv
-    await untyped.compact(9, physical=True)  # pyright: ignore[reportAttributeAccessIssue]
+    revision = (await client.get_prefix("/p/")).revision
+    await client._connections.current.kv.compact(revision - 1, physical=True)
     mirror = Forgetful()
     watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
-    await mirror.until(lambda: mirror.replayable == [True, False])
+    await mirror.until(lambda: mirror.replay_from[-1:] == [revision])
     await put(client, "/p/2", b"new")
     await mirror.until(lambda: mirror.content == {"/p/1": b"9", "/p/2": b"new"})
     await watch.close()
 
 
 async def test_a_worker_registers_changes_and_leaves(client: EtcdClient) -> None:
-    registry = Registry(client, "test", CLOCK, lease_s=2)
+    registry = Registry(client, "test", CLOCK, lease_s=1)
     changes = Changes()
     watch = registry.watch_workers(changes.queue.put_nowait)
     handle = registry.register(record())
@@ -311,7 +321,7 @@ async def test_a_worker_registers_changes_and_leaves(client: EtcdClient) -> None
 
 
 async def test_a_restarted_worker_takes_its_entry_over(client: EtcdClient) -> None:
-    registry = Registry(client, "test", CLOCK, lease_s=2)
+    registry = Registry(client, "test", CLOCK, lease_s=1)
     first = registry.register(record(boot="b0"))
     await first.wait_registered()
     second = registry.register(record(boot="b1"))
@@ -327,7 +337,7 @@ async def test_a_restarted_worker_takes_its_entry_over(client: EtcdClient) -> No
 
 
 async def test_registered_again_after_a_lease_revoked_by_hand(client: EtcdClient) -> None:
-    registry = Registry(client, "test", CLOCK, lease_s=2)
+    registry = Registry(client, "test", CLOCK, lease_s=1)
     changes = Changes()
     watch = registry.watch_workers(changes.queue.put_nowait)
     handle = registry.register(record())
@@ -342,19 +352,19 @@ async def test_registered_again_after_a_lease_revoked_by_hand(client: EtcdClient
 
 
 async def test_registered_again_after_a_freeze_longer_than_the_lease(
-    etcd: Etcd, client: EtcdClient
+    etcd: EtcdServer, its_client: EtcdClient
 ) -> None:
-    registry = Registry(client, "test", CLOCK, lease_s=2)
+    registry = Registry(its_client, "test", CLOCK, lease_s=1)
     changes = Changes()
     watch = registry.watch_workers(changes.queue.put_nowait)
     handle = registry.register(record())
     await changes.seen()
     await handle.wait_registered()
-    etcd.signal(signal.SIGSTOP)
-    await asyncio.sleep(4)  # etcd's clock goes on while it is frozen; there is no event to await
+    etcd.freeze()
+    await asyncio.sleep(1.5)  # etcd's clock goes on while it is frozen; there is no event to await
     assert not handle.is_valid(CLOCK.now())
     assert changes.queue.empty()
-    etcd.signal(signal.SIGCONT)
+    etcd.thaw()
     change = await changes.next()
     while not (isinstance(change, WorkerSeen) and change.record.registration >= 2):
         change = await changes.next()
@@ -365,31 +375,31 @@ async def test_registered_again_after_a_freeze_longer_than_the_lease(
 
 
 async def test_registered_again_in_an_etcd_that_came_back_empty(
-    etcd: Etcd, client: EtcdClient
+    etcd: EtcdServer, its_client: EtcdClient
 ) -> None:
-    registry = Registry(client, "test", CLOCK, lease_s=2)
+    registry = Registry(its_client, "test", CLOCK, lease_s=1)
     handle = registry.register(record())
     await handle.wait_registered()
-    world = await client.get(WORLD)
-    await etcd.restart(empty=True)
+    world = await its_client.get(WORLD)
+    await asyncio.to_thread(etcd.restart, empty=True)
     await until(lambda: handle.record.registration == 2)
-    assert [entry.registration for entry in await registered(client)] == [2]
-    assert await client.get(WORLD) != world
+    assert [entry.registration for entry in await registered(its_client)] == [2]
+    assert await its_client.get(WORLD) != world
     await handle.close()
 
 
-async def test_a_worker_that_starts_before_etcd_registers_later(etcd: Etcd) -> None:
-    await etcd.server.stop()
+async def test_a_worker_that_starts_before_etcd_registers_later(etcd: EtcdServer) -> None:
+    etcd.kill()
     async with client_of(etcd) as client:
-        handle = Registry(client, "test", CLOCK, lease_s=2).register(record())
-        await etcd.restart()
+        handle = Registry(client, "test", CLOCK, lease_s=1).register(record())
+        await asyncio.to_thread(etcd.restart)
         async with asyncio.timeout(8):
             await handle.wait_registered()
         await handle.close()
 
 
 async def test_a_world_is_made_once(client: EtcdClient) -> None:
-    registry = Registry(client, "test", CLOCK, lease_s=2)
+    registry = Registry(client, "test", CLOCK, lease_s=1)
     handle = registry.register(record())
     await handle.wait_registered()
     world = await client.get(WORLD)
@@ -434,10 +444,10 @@ async def test_a_part_that_fails_is_told_to_its_owner(client: EtcdClient, part: 
 async def test_a_strangers_key_that_is_no_text_ends_nothing(client: EtcdClient) -> None:
     mirror = Mirror()
     watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
-    untyped: Any = client
-    await untyped._kv.put(b"/p/\xff", b"1")
+    kv = client._connections.current.kv
+    await kv.put(b"/p/\xff", b"1")
     await mirror.until(lambda: mirror.content == {"/p/\\xff": b"1"})
-    await untyped._kv.delete(b"/p/\xff")
+    await kv.delete(b"/p/\xff")
     await mirror.until(lambda: mirror.content == {})
     await watch.close()
 

@@ -116,26 +116,26 @@ class Reader:
         self.state = ReaderState()
         self.index: dict[WorkerId, tuple[Boot, set[BlockHash]]] = {}
         self.must_list = False
+        self.known_compacted = 0
         self.list_now()
 
     def list_now(self) -> None:
         self.must_list = False
-        self.next_revision = self._listing(replayable=True)
-        if self.next_revision <= self.etcd.compacted:
-            self.next_revision = self._listing(replayable=False)
-
-    def _listing(self, *, replayable: bool) -> int:
         entries = [
             entry
             for key, (value, revision) in sorted(self.etcd.keys.items())
             if (entry := entry_of(key, value, revision)) is not None
         ]
-        effects, start = self.state.take_listing(entries, self.etcd.revision, replayable=replayable)
+        effects, self.next_revision = self.state.take_listing(
+            entries, self.etcd.revision, replay_from=self.known_compacted + 1
+        )
+        assert self.known_compacted < self.next_revision <= self.etcd.revision + 1
         self.take(effects)
-        return start if replayable else self.etcd.revision + 1
 
     def hear(self, num_revisions: int) -> None:
+        """Hear some changes, or, as a watch that begins in compacted history, list again."""
         if self.next_revision <= self.etcd.compacted:
+            self.known_compacted = self.etcd.compacted
             return self.list_now()
         end = min(self.next_revision + num_revisions, self.etcd.revision + 1)
         for revision, key, value in self.etcd.since(self.next_revision):
@@ -243,12 +243,30 @@ class LedgerMachine(RuleBasedStateMachine):
         self.reader = Reader(self.etcd)
 
     @rule()
+    def reader_catches_up(self) -> None:
+        """No time passes, so that no snapshot helps: only what was compacted may be missing."""
+        for worker in self.workers.values():
+            while worker.write(self.now, "ok"):
+                pass
+        for _ in range(2):
+            self.reader.hear(10**6)
+            self.reader.hear(10**6)
+            if self.reader.must_list:
+                self.reader.list_now()
+        stale = self.reader.state.stale
+        assert not stale or self.etcd.compacted
+        for worker_id in set(WORKERS) - stale:
+            worker = self.workers[worker_id]
+            assert self.reader.index[worker_id] == (worker.boot, set(worker.state.hashes))
+
+    @rule()
     def all_settles(self) -> None:
         self.now += 1000.0
         for worker in self.workers.values():
             while worker.write(self.now, "ok"):
                 pass
         self.reader.hear(10**6)
+        self.reader.hear(10**6)  # the first may have found its history compacted
         if self.reader.must_list:
             self.reader.list_now()
             self.reader.hear(10**6)
@@ -373,6 +391,87 @@ def test_a_gap_is_told_once_and_ends_with_a_snapshot() -> None:
     reader.hear(100)
     assert reader.index[WORKERS[0]][1] == set(HASHES[:4])
     assert not reader.state.stale
+
+
+def a_reader_who_missed(num_missed: int) -> tuple[FakeEtcd, Worker, Reader]:
+    """A reader who knows the snapshot and two deltas, and missed those after."""
+    etcd = FakeEtcd()
+    worker = Worker(etcd, WORKERS[0], 1)
+    worker.write(0.0, "ok")
+    reader = Reader(etcd)
+    for number, block_hash in enumerate(HASHES[: 2 + num_missed]):
+        worker.state.change([block_hash], [])
+        worker.write(0.0, "ok")
+        if number < 2:
+            reader.hear(1)
+    reader.next_revision = etcd.revision + 1
+    return etcd, worker, reader
+
+
+@pytest.mark.parametrize("num_missed", [0, 3])
+def test_listing_again_tells_only_what_was_missed(num_missed: int) -> None:
+    """A snapshot of each worker anew would keep a router's event loop for long."""
+    etcd, _, reader = a_reader_who_missed(num_missed)
+    told: list[Effect] = []
+    with mock.patch.object(reader, "take", told.extend):
+        reader.list_now()
+        reader.hear(100)
+        reader.list_now()
+        reader.hear(100)
+    assert [type(effect) for effect in told] == [Change] * num_missed
+    assert reader.next_revision == etcd.revision + 1
+    assert not reader.state.stale
+
+
+@pytest.mark.parametrize(("compacted_before_the_end", "is_whole"), [(4, True), (1, False)])
+def test_of_a_compacted_history_what_is_left_is_replayed(
+    compacted_before_the_end: int, is_whole: bool
+) -> None:
+    etcd, worker, reader = a_reader_who_missed(4)
+    etcd.compacted = etcd.revision - compacted_before_the_end - 1
+    etcd.history = etcd.since(etcd.compacted + 1)
+    reader.known_compacted = etcd.compacted
+    reader.list_now()
+    reader.hear(100)
+    assert (reader.state.stale == set()) == is_whole
+    assert (reader.index[WORKERS[0]][1] == worker.state.hashes) == is_whole
+
+
+def test_an_older_history_is_not_mistaken_for_what_is_known() -> None:
+    """An etcd restored from a backup, of which the reader knows more than it does."""
+    etcd, worker, reader = a_reader_who_missed(0)
+    for block_hash in HASHES[2:8]:
+        worker.state.change([block_hash], [])
+        worker.write(0.0, "ok")
+    reader.hear(100)
+    restored = FakeEtcd()
+    reader.etcd = worker.etcd = restored
+    worker.state.lost()
+    worker.write(0.0, "ok")
+    reader.list_now()
+    worker.state.change(HASHES[8:], [])
+    worker.write(1.0, "ok")
+    reader.hear(100)
+    assert restored.revision < etcd.revision
+    assert reader.index[WORKERS[0]][1] == worker.state.hashes
+
+
+def test_a_listing_amid_a_snapshot_keeps_its_parts() -> None:
+    etcd = FakeEtcd()
+    worker = Worker(etcd, WORKERS[0], 1)
+    worker.write(0.0, "ok")
+    worker.state.change(HASHES, [])
+    worker.state.lost()
+    write = worker.state.next_write(1.0)
+    assert isinstance(write, WriteSnapshot)
+    etcd.commit(((WORKERS[0], f"snap/{write.generation}/0"), join_hashes(write.hashes)))
+    reader = Reader(etcd)
+    told: list[Effect] = []
+    head = Head(worker.boot, write.generation, write.seq, 1, write.counters)
+    etcd.commit(((WORKERS[0], "head"), msgspec.msgpack.encode(head)))
+    with mock.patch.object(reader, "take", told.extend):
+        reader.hear(100)
+    assert [type(effect) for effect in told] == [Snapshot]
 
 
 def test_replaying_one_workers_history_does_not_retell_another_s() -> None:
