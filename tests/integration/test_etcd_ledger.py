@@ -92,8 +92,9 @@ def register(client: EtcdClient, boot: str = "b0") -> RegistrationHandle:
 @pytest.fixture(scope="module", autouse=True)
 async def one_loop() -> AsyncGenerator[None]:
     """Run all tests on one loop: gRPC still tells things to that of a client just closed."""
+    loop = asyncio.get_running_loop()
     yield
-    await asyncio.get_running_loop().shutdown_asyncgens()
+    assert asyncio.get_running_loop() is loop
 
 
 @pytest.fixture(scope="module")
