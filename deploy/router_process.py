@@ -10,11 +10,15 @@ import logging
 import os
 import random
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from control_plane.etcd.client import EtcdClient
+from control_plane.etcd.prefix_watch import PrefixWatch
+from control_plane.ledger.metrics import LedgerCollector
 from control_plane.ledger.reader import LedgerReader
+from control_plane.preemptions import watch_preemptions
 from control_plane.registry import Registry
 from control_plane.rpc.client import connect
 from core.clock import Clock, SystemClock
@@ -41,7 +45,8 @@ down, waits 10 s. A drain with 60 s, while other routers serve on, comes before 
 
 
 async def run_router(config: Config, options: RouterOptions) -> None:
-    """Serve until SIGTERM or SIGINT; needs no worker to start.
+    """Serve until SIGTERM or SIGINT; needs no worker to start, and is ready once it knows from etcd
+    which there are.
 
     Raises:
         UsageError: before readiness: the model's text side, a setting or the port cannot be used.
@@ -56,14 +61,17 @@ async def run_router(config: Config, options: RouterOptions) -> None:
         dispatcher = RouterDispatcher(
             config, hello=hello, connect=connect, clock=clock, rng=random.SystemRandom()
         )
-        server = _server(config, dispatcher, text, clock)
+        registry = CollectorRegistry()
+        server = _server(config, dispatcher, text, clock, registry)
         running = asyncio.create_task(dispatcher.run(), name="dispatch")
         end.must_run(running)
-        await _follow_cluster(config, dispatcher, clock, end, stack)
+        followed = await _follow_cluster(config, dispatcher, clock, end, stack)
+        registry.register(LedgerCollector(lambda: followed.ledger.counters))
         server.start()
         end.must_run(asyncio.create_task(server.wait(), name="http server"))
         url = reachable_url(config.http.host, server.port)
-        announce(options.ready_fd, Readiness(options.name, os.getpid(), url))
+        if await end.comes_after(followed.workers.wait_listed()):
+            announce(options.ready_fd, Readiness(options.name, os.getpid(), url))
         await end.wait()
         await server.stop(DRAIN_S)
         await dispatcher.stop()
@@ -92,9 +100,12 @@ def router_hello(config: Config, options: RouterOptions) -> Hello:
 
 
 def _server(
-    config: Config, dispatcher: RouterDispatcher, text: TextModel, clock: Clock
+    config: Config,
+    dispatcher: RouterDispatcher,
+    text: TextModel,
+    clock: Clock,
+    registry: CollectorRegistry,
 ) -> ApiServer:
-    registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     registry.register(dispatcher.metrics)
@@ -104,14 +115,22 @@ def _server(
     return ApiServer(app, config.http.host, config.http.port)
 
 
+class _Followed(NamedTuple):
+    """What a router follows in etcd."""
+
+    workers: PrefixWatch
+    ledger: LedgerReader
+
+
 async def _follow_cluster(
     config: Config,
     dispatcher: RouterDispatcher,
     clock: Clock,
     end: ProcessEnd,
     stack: AsyncExitStack,
-) -> None:
-    """Tell the dispatcher who is there and what their caches hold, for as long as `stack` lives."""
+) -> _Followed:
+    """Tell the dispatcher who is there, what their caches hold and who is short of memory, for as
+    long as `stack` lives."""
     settings = config.control_plane
     client = EtcdClient(settings, clock=clock)
     await client.connect()
@@ -123,3 +142,8 @@ async def _follow_cluster(
     stack.push_async_callback(workers.close)
     ledger = LedgerReader(client, settings.cluster, dispatcher, on_failure=end.fail)
     stack.push_async_callback(ledger.close)
+    preemptions = watch_preemptions(
+        client, settings.cluster, dispatcher.on_preempted, on_failure=end.fail
+    )
+    stack.push_async_callback(preemptions.close)
+    return _Followed(workers, ledger)

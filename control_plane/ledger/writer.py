@@ -23,12 +23,13 @@ from control_plane.etcd.values import Put
 from control_plane.keys import ClusterKeys
 from control_plane.ledger.records import CacheCounters, Head, snapshot_parts
 from control_plane.ledger.state import WriteDelta, WriterState, WriteSnapshot
+from control_plane.preemptions import Preemption
 from control_plane.registration import RegisteredEntry, RegistrationHandle
 from core.back_off import BackOff
 from core.block_hash import BlockHash
 from core.clock import Clock
 from core.errors import ControlPlaneError
-from core.ids import Boot, RequestId, WorkerId
+from core.ids import RequestId
 
 MAX_HZ = 10.0
 """Writes a second of one worker."""
@@ -40,18 +41,6 @@ _PREEMPTIONS_A_WRITE = 100
 """etcd refuses transactions of more than 128 operations."""
 
 _log = logging.getLogger(__name__)
-
-
-class Preemption(msgspec.Struct, frozen=True):
-    """The value of `preempted/<request>`: routers stop sending where requests lose their blocks.
-
-    Attributes:
-        tier: where it goes on: "recompute", "swap" or "migrate".
-    """
-
-    worker_id: WorkerId
-    boot: Boot
-    tier: str
 
 
 class LedgerWriter:

@@ -152,6 +152,10 @@ class RouterDispatcher:
         """A worker's ledger is gone: route as if it held nothing."""
         self._placement.index.forget(worker_id)
 
+    def on_preempted(self, worker_id: WorkerId, boot: Boot, num_requests: int) -> None:
+        """So many requests have lost their blocks there: what was before our time counts too."""
+        self._workers.preempted(worker_id, boot, num_requests)
+
     # -- Dispatcher ------------------------------------------------------------------------------
 
     def served_model(self) -> ServedModel | None:

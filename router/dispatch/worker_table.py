@@ -37,6 +37,7 @@ class WorkerTable:
         self._group: asyncio.TaskGroup | None = None
         self._served: ModelKey | None = None
         self._warned: set[WorkerId] = set()
+        self._preempted: dict[tuple[WorkerId, Boot], int] = {}
 
     def __iter__(self) -> Iterator[WorkerLink]:
         """Iterate over all links, in the order of their ids."""
@@ -75,6 +76,15 @@ class WorkerTable:
         if link is not None and link.record.boot == boot:
             link.is_registered = False
             self.drop_if_dead(link)
+
+    def preempted(self, worker_id: WorkerId, boot: Boot, num_requests: int) -> None:
+        """So many requests have no blocks there, as etcd has it; it may not have been seen yet."""
+        self._preempted.pop((worker_id, boot), None)
+        if num_requests:
+            self._preempted[worker_id, boot] = num_requests
+        link = self._links.get(worker_id)
+        if link is not None and link.record.boot == boot:
+            link.preemptions.recorded(num_requests, self._dial.clock.now())
 
     def drop_if_dead(self, link: WorkerLink) -> bool:
         """Drop a link whose key is gone and whose heartbeats are too; return whether it was."""
@@ -132,6 +142,8 @@ class WorkerTable:
 
     def _add(self, record: WorkerRecord) -> None:
         link = WorkerLink(record, self._owner, self._dial)
+        num_preempted = self._preempted.get((record.worker_id, record.boot), 0)
+        link.preemptions.recorded(num_preempted, self._dial.clock.now())
         self._links[record.worker_id] = link
         if self._group is not None:
             link.spawn(self._group)

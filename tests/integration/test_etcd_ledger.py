@@ -13,7 +13,8 @@ from control_plane.etcd.values import KeyValue, Put
 from control_plane.ledger import records as ledger_records
 from control_plane.ledger.reader import LedgerReader
 from control_plane.ledger.records import CacheCounters, Delta
-from control_plane.ledger.writer import LedgerWriter, Preemption
+from control_plane.ledger.writer import LedgerWriter
+from control_plane.preemptions import Preemption, watch_preemptions
 from control_plane.registration import RegistrationHandle
 from control_plane.registry import Registry
 from core.block_hash import BlockHash
@@ -253,12 +254,17 @@ async def test_a_gap_is_listed_again_and_strangers_are_skipped(client: EtcdClien
         await closing.close()
 
 
-async def test_preemptions_come_and_go(client: EtcdClient) -> None:
+async def test_preemptions_come_and_go_and_are_told_early_and_late(client: EtcdClient) -> None:
     handle = register(client)
     writer = LedgerWriter(client, "test", handle, clock=CLOCK)
+    early: asyncio.Queue[tuple[WorkerId, Boot, int]] = asyncio.Queue()
+    late: asyncio.Queue[tuple[WorkerId, Boot, int]] = asyncio.Queue()
+    watch = watch_preemptions(client, "test", lambda *told: early.put_nowait(told))
     for number in range(250):  # more than etcd takes in one transaction
         writer.preempted(RequestId(f"r{number}"), "recompute")
     await preempted(client, 250)
+    late_watch = watch_preemptions(client, "test", lambda *told: late.put_nowait(told))
+    assert await late.get() == (W0, Boot("b0"), 250)
     for number in range(249):
         writer.resumed(RequestId(f"r{number}"))
     writer.resumed(RequestId("unknown"))
@@ -266,6 +272,12 @@ async def test_preemptions_come_and_go(client: EtcdClient) -> None:
     await writer.close()
     await handle.close()
     await preempted(client, 0)
+    for told in (early, late):
+        async with asyncio.timeout(8):
+            while await told.get() != (W0, Boot("b0"), 0):
+                pass
+    await watch.close()
+    await late_watch.close()
 
 
 async def preempted(client: EtcdClient, number: int) -> dict[str, Preemption]:
