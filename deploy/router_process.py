@@ -112,7 +112,7 @@ def _server(
     app = create_app(
         dispatcher=dispatcher, text=text, config=config, clock=clock, registry=registry
     )
-    return ApiServer(app, config.http.host, config.http.port)
+    return ApiServer(app, config.http.host, config.http.port, http=config.http, clock=clock)
 
 
 class _Followed(NamedTuple):

@@ -1,4 +1,4 @@
-"""The router's HTTP side on a real granian, on a free port, inside the test's event loop."""
+"""The router's HTTP side on its real server, on a free port, inside the test's event loop."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from router.dispatch.interface import Dispatcher
 from router.text.text_model import TextModel
 from router.web.app import create_app
 from router.web.server import ApiServer
+
+ON_UVLOOP = ("asyncio", {"use_uvloop": True})
+"""An `anyio_backend`: the loop that the router process runs on."""
 
 
 def smollm2_path() -> Path:
@@ -53,7 +56,8 @@ async def serving(
         clock=SystemClock(),
         registry=CollectorRegistry(),
     )
-    server = ApiServer(app, "127.0.0.1", 0)
+    http = (config or Config()).http
+    server = ApiServer(app, "127.0.0.1", 0, http=http, clock=SystemClock())
     server.start()
     base = f"http://127.0.0.1:{server.port}"
     try:

@@ -105,7 +105,7 @@ class _WorkerProcess:
         app = WorkerApp(
             parts.metrics.registry, refresh=self._refresh, is_ready=self._health.is_ready
         )
-        http = ApiServer(app, options.listen_host, 0)
+        http = ApiServer(app, options.listen_host, 0, http=config.http, clock=self._clock)
         # The record is whole before the first stream: a handshake shows it.
         self._record = replace(
             parts.record, metrics_address=f"{options.advertise_host}:{http.port}"

@@ -83,8 +83,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 async def _on_exception(_: Request, error: Exception) -> Response:
     """Starlette raises it again after this answer; the gate logs or counts it."""
-    refusal = error.refusal if isinstance(error, ClientGone) else None
-    return _response(refusal or internal_error())
+    del error
+    return _response(internal_error())
 
 
 def _response(error: RequestError) -> Response:
@@ -151,10 +151,7 @@ class RouterApp:
             await self._route(scope, receive, send_named)
         except RequestError as error:
             await send_bytes(send_named, error.status, error_body(error), error_headers(error))
-        except ClientGone as gone:
-            if status == 0 and gone.refusal is not None:
-                error = gone.refusal
-                await send_bytes(send_named, error.status, error_body(error), error_headers(error))
+        except ClientGone:
             status = _CLIENT_GONE
         except Exception:  # noqa: BLE001 - the border: a 500 for the client, the trace for the log
             _log.exception("a handler failed", extra={"request_id": request_id})

@@ -18,16 +18,7 @@ JSON = (b"content-type", b"application/json")
 
 
 class ClientGone(Exception):  # noqa: N818 - a state of the connection, no error of ours
-    """The client left, or broke the framing of, a request that was not complete.
-
-    Attributes:
-        refusal: what to answer where the client may still listen: one that closed its sending half,
-            or whose chunks are malformed. The server does not tell these from one that is gone.
-    """
-
-    def __init__(self, refusal: RequestError | None = None) -> None:
-        super().__init__()
-        self.refusal = refusal
+    """The client left before its answer was complete."""
 
 
 def header(scope: Mapping[str, Any], name: bytes) -> str | None:
@@ -42,7 +33,8 @@ async def read_body(scope: Mapping[str, Any], receive: Receive, max_bytes: int) 
     """Return the request's body.
 
     Raises:
-        RequestError: 413, as soon as it is known to be longer than `max_bytes`.
+        RequestError: 413, as soon as it is known to be longer than `max_bytes`; 400 or 408 for one
+            that ended early, is malformed or does not come.
         ClientGone: the client left in the middle of it.
     """
     length = header(scope, b"content-length")
@@ -53,8 +45,8 @@ async def read_body(scope: Mapping[str, Any], receive: Receive, max_bytes: int) 
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            msg = "the body ended before it was complete: it is shorter than announced or malformed"
-            raise ClientGone(RequestError(msg, code="incomplete_body"))
+            reason: RequestError | None = message.get("reason")
+            raise reason or ClientGone
         part: bytes = message.get("body", b"")
         size += len(part)
         if size > max_bytes:

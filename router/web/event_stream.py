@@ -8,6 +8,8 @@ from core.clock import Clock
 from router.web.asgi import Headers, Send
 
 _COMMENT = b": the model is working\n\n"
+_PROBE = b":\n\n"
+"""A comment too, by which the server finds out whether a client that stopped sending is there."""
 
 _HEADERS = [
     (b"content-type", b"text/event-stream"),
@@ -36,9 +38,8 @@ class EventStream:
         self._last = self._clock.now()
         if not self.has_started:
             self.has_started = True
-            await self._send(
-                {"type": "http.response.start", "status": 200, "headers": self._headers}
-            )
+            head = {"status": 200, "headers": self._headers, "probe": _PROBE}
+            await self._send({"type": "http.response.start", **head})
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def keep_alive(self) -> None:

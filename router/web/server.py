@@ -1,29 +1,38 @@
-"""granian inside our own event loop, on a socket that we made.
+"""HTTP/1.1 on our own event loop and our own socket.
 
 Making the socket ourselves gives one clear line when the port is taken, a free port for port 0, and
-TCP_NODELAY, which accepted sockets inherit on Linux (without it a token's packet waits for the
-acknowledgement of the one before, 40 ms).
+options that accepted sockets inherit on Linux: TCP_NODELAY (without it a token's packet waits for
+the acknowledgement of the one before, 40 ms), and a bound on what the kernel holds for a client
+that does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
-from typing import Protocol
+from collections.abc import Coroutine
+from email.utils import formatdate
+from typing import Any, Protocol
 
-from granian._granian import SocketHolder
-from granian.constants import HTTPModes, Interfaces
-from granian.server.embed import Server
-
+from core.clock import Clock
+from core.config import HttpConfig
 from core.errors import UsageError
 from router.web.asgi import Receive, Scope, Send
+from router.web.connection import HttpConnection
 
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _ABORTED_S = 2.0
 """How long aborted answers may take to leave."""
+
+_CHECK_S = 0.5
+"""Between looks at every connection; a client that is gone is seen within two of them."""
+
+_UNSENT_BYTES = 64 << 10
+"""Of one client's answers in the kernel, without what is under way."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -43,6 +52,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         sock.bind(address)
         sock.listen(_BACKLOG)
         sock.setblocking(False)
@@ -69,43 +79,32 @@ class ServedApp(Protocol):
         ...
 
 
-class _SocketServer(Server):
-    """granian's embedded server on a given socket, which it owns from here on."""
-
-    def __init__(self, app: ServedApp, sock: socket.socket) -> None:
-        super().__init__(
-            app,
-            interface=Interfaces.ASGINL,
-            http=HTTPModes.auto,
-            log_enabled=False,
-            backlog=_BACKLOG,
-            backpressure=1 << 16,  # the dispatcher refuses, not a silent accept queue
-        )
-        self._given = sock
-
-    def _init_shared_socket(self) -> None:
-        # granian's stub leaves the constructor out; its own process server calls it like this.
-        self._shd = SocketHolder(self._given.detach(), False, _BACKLOG)  # pyright: ignore[reportCallIssue]
-
-
 class ApiServer:
-    """Serves the application.
+    """Serves the application; owns its connections (`router.web.connection.ConnectionOwner`).
 
     start() -> port ... stop(drain_s): no new connections, running answers may end for `drain_s`,
     then they end with an error.
     """
 
-    def __init__(self, app: ServedApp, host: str, port: int) -> None:
+    def __init__(self, app: ServedApp, host: str, port: int, *, http: HttpConfig, clock: Clock):
         """Raises: UsageError: the port cannot be had; one line."""
         self._app = app
-        sock = listen(host, port)
-        self.port: int = sock.getsockname()[1]
-        self._server = _SocketServer(app, sock)
+        self._socket = listen(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self.http = http
+        self._clock = clock
+        self._date = (-1, b"")  # a second, and how it is written
+        self._connections: set[HttpConnection] = set()
+        self._lingering: set[HttpConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stops = asyncio.Event()
+        self._no_connections = asyncio.Event()
+        self._checking: asyncio.TimerHandle | None = None
         self._serving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Accept from now on; call inside the event loop that is to run the handlers."""
-        self._serving = asyncio.create_task(self._server.serve(), name="http server")
+        self._serving = asyncio.create_task(self._serve(), name="http server")
 
     async def wait(self) -> None:
         """Return when the server ended; raises what it ended with."""
@@ -116,25 +115,95 @@ class ApiServer:
         """Stop; returns when the last answer has left."""
         if self._serving is None:
             return
-        self._server.stop()
-        _, pending = await asyncio.wait({self._serving}, timeout=drain_s)
-        if pending:
+        self._stops.set()
+        await asyncio.wait({self._serving})
+        if not await self._drained(drain_s):
             _log.warning("answers were still running after %.1f s and are ended", drain_s)
             self._app.abort_all()
-            await asyncio.wait(pending, timeout=_ABORTED_S)
+            await self._drained(_ABORTED_S)
+        for connection in (*self._connections, *self._lingering):
+            connection.abort()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_ABORTED_S)
         self._app.close()
 
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
+            lambda: HttpConnection(self._app, self), sock=self._socket, backlog=_BACKLOG
+        )
+        await self._stops.wait()
+        listener.close()
 
-async def serve(
-    app: ServedApp, host: str, port: int, *, stop: asyncio.Event, drain_s: float
-) -> None:
-    """Serve until `stop` is set, then drain.
+    async def _drained(self, timeout_s: float) -> bool:
+        for connection in tuple(self._connections):
+            connection.close_when_answered()
+        if not self._connections:
+            return True
+        self._no_connections.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._no_connections.wait()
+        except TimeoutError:
+            return False
+        return True
 
-    Raises:
-        UsageError: the port cannot be had; one line.
-    """
-    server = ApiServer(app, host, port)
-    server.start()
-    _log.info("the API listens on http://%s:%d", host, server.port)
-    await stop.wait()
-    await server.stop(drain_s)
+    # -- for the connections ---------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return monotonic seconds."""
+        return self._clock.now()
+
+    def date(self) -> bytes:
+        """Return the `date` header's value, made once a second."""
+        second = int(self._clock.wall())
+        if second != self._date[0]:
+            self._date = (second, formatdate(second, usegmt=True).encode())
+        return self._date[1]
+
+    def opened(self, connection: HttpConnection) -> None:
+        """Check this connection from now on."""
+        if self._stops.is_set():
+            connection.abort()  # it was on its way when the listener closed
+            return
+        self._connections.add(connection)
+        if self._checking is None:
+            self._checking = asyncio.get_running_loop().call_later(_CHECK_S, self._check)
+
+    def lingers(self, connection: HttpConnection) -> None:
+        """All its answers are out: a stop does not wait for it."""
+        self._connections.discard(connection)
+        self._lingering.add(connection)
+        self._count()
+
+    def closed(self, connection: HttpConnection) -> None:
+        """It is gone."""
+        self._connections.discard(connection)
+        self._lingering.discard(connection)
+        self._count()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task and keep it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _count(self) -> None:
+        if not self._connections:
+            self._no_connections.set()
+
+    def _check(self) -> None:
+        """A few times a second while there are connections (10,000 take 5 ms), never else."""
+        self._checking = None
+        now = self._clock.now()
+        for connection in (*self._connections, *self._lingering):
+            connection.check(now)
+        if self._connections or self._lingering:
+            self._checking = asyncio.get_running_loop().call_later(_CHECK_S, self._check)
+
+
+def raise_open_file_limit() -> None:
+    """Let this process hold as many connections as the system grants; the usual soft limit of 1,024
+    is one for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

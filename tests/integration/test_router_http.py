@@ -16,10 +16,17 @@ from core.ids import client_id_of
 from core.request import EngineRequest, TokenLogprobs, TokenUpdate
 from router.dispatch.interface import Disaggregate
 from router.web.server import listen
-from tests.router_server import configured, serving, smollm2_text, until
+from tests.router_server import ON_UVLOOP, configured, serving, smollm2_text, until
 from tests.scripted_dispatcher import ScriptedDispatcher, playing, saying, updates_of
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """Return the loop that the router process runs on."""
+    return ON_UVLOOP
+
 
 TEXT = smollm2_text()
 HELLO = "Hello 😀 world, it is 42."

@@ -13,15 +13,22 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from core.clock import SystemClock
-from core.config import Config
+from core.config import Config, HttpConfig
 from core.errors import RequestError
 from core.request import EngineRequest, FinishReason, TokenUpdate
 from router.web.app import create_app
-from router.web.server import ApiServer, serve
-from tests.router_server import configured, events, serving, smollm2_text, until
+from router.web.server import ApiServer
+from tests.router_server import ON_UVLOOP, configured, events, serving, smollm2_text, until
 from tests.scripted_dispatcher import ScriptedDispatcher, saying, updates_of
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """Return the loop that the router process runs on."""
+    return ON_UVLOOP
+
 
 TEXT = smollm2_text()
 HELLO = "Hello 😀 world, it is 42."
@@ -290,7 +297,8 @@ def app_of(dispatcher: ScriptedDispatcher) -> Any:
 
 async def test_a_stop_lets_running_answers_end() -> None:
     dispatcher = Gated()
-    server = ApiServer(app_of(dispatcher), "127.0.0.1", 0)
+    http = HttpConfig()
+    server = ApiServer(app_of(dispatcher), "127.0.0.1", 0, http=http, clock=SystemClock())
     server.start()
     url = f"http://127.0.0.1:{server.port}"
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
@@ -313,7 +321,8 @@ async def test_a_stop_lets_running_answers_end() -> None:
 
 async def test_a_stop_s_patience_ends() -> None:
     dispatcher = Gated()
-    server = ApiServer(app_of(dispatcher), "127.0.0.1", 0)
+    http = HttpConfig()
+    server = ApiServer(app_of(dispatcher), "127.0.0.1", 0, http=http, clock=SystemClock())
     server.start()
     url = f"http://127.0.0.1:{server.port}"
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
@@ -323,14 +332,3 @@ async def test_a_stop_s_patience_ends() -> None:
         answer = await running
     assert json.loads(events(answer.text)[-1])["error"]["code"] == "stopping"
     assert len(dispatcher.aborted) == 1
-
-
-async def test_serve_runs_until_it_is_told_to_stop() -> None:
-    stop = asyncio.Event()
-    serving_task = asyncio.create_task(
-        serve(app_of(hello()), "127.0.0.1", 0, stop=stop, drain_s=1.0)
-    )
-    await asyncio.sleep(0)
-    stop.set()
-    async with asyncio.timeout(5):
-        await serving_task
