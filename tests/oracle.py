@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers.initialization import no_init_weights
 from deploy.model_path import resolve_model
 from engine.models.read_spec import read_spec
 from engine.models.spec import ModelSpec
-from engine.models.weights import load_weights
+from engine.models.weights import open_weights
 
 REFERENCE_MARGIN = 1e-3
 """Arg-max must agree wherever the reference's two best logits are further apart."""
@@ -30,7 +31,7 @@ class Oracle:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.spec = read_spec(path)
-        self._model = build_reference(self.spec, load_weights(self.spec, path))
+        self._model = build_reference(self.spec, open_weights(self.spec, path))
 
     @torch.inference_mode()
     def reference_logits(self, token_ids: list[int], last: int = 0) -> Tensor:
@@ -57,7 +58,7 @@ class Oracle:
         return output[0, len(prompt) :].tolist()
 
 
-def build_reference(spec: ModelSpec, weights: dict[str, Tensor]) -> LlamaForCausalLM:
+def build_reference(spec: ModelSpec, weights: Mapping[str, Tensor]) -> LlamaForCausalLM:
     """Return transformers' model with these weights, in float32."""
     config = LlamaConfig(
         vocab_size=spec.vocab_size,

@@ -1,16 +1,20 @@
-"""Small random llamas for shapes that SmolLM2 does not have."""
+"""Small random models of every family, for shapes and parts that SmolLM2 does not have."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.models.spec import ModelSpec
 
 VOCAB_SIZE = 97
+TOKENS = [(37 * index * index + 11 * index + 5) % VOCAB_SIZE for index in range(150)]
 
 
 def tiny_spec(**fields: Any) -> ModelSpec:
@@ -38,11 +42,26 @@ def tiny_spec(**fields: Any) -> ModelSpec:
 
 
 def save_tiny(
-    directory: Path, *, shard_size: str = "1GB", dtype: torch.dtype = torch.float32, **fields: Any
-) -> LlamaForCausalLM:
+    directory: Path,
+    *,
+    model_type: str = "llama",
+    shard_size: str = "1GB",
+    dtype: torch.dtype = torch.float32,
+    edit: Callable[[str, Tensor], Tensor] = lambda _, weight: weight,
+    **fields: Any,
+) -> Any:
     """Save a random model as transformers does, and return it in float32.
 
-    Weights are large enough for attention and gates to matter.
+    Weights are large enough for attention and gates to matter; biases are not the zeros, nor norms
+    the ones, that an untrained model has.
+
+    Args:
+        directory: where to.
+        model_type: the family.
+        shard_size: files hold no more.
+        dtype: of the file.
+        edit: changes each parameter, given its name, before it is saved.
+        **fields: of the configuration.
     """
     numbers: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -52,10 +71,50 @@ def save_tiny(
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,
-        "initializer_range": 0.3,
+        "initializer_range": 0.2,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
     }
     torch.manual_seed(0)
-    model: Any = LlamaForCausalLM(LlamaConfig(**(numbers | fields)))
+    config = AutoConfig.for_model(model_type, **(numbers | fields))
+    model: Any = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):
+                parameter.normal_(0, 0.3)
+            elif "norm" in name:
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+            parameter.copy_(edit(name, parameter))
     model.to(dtype).save_pretrained(directory, max_shard_size=shard_size)
     # Read again: the rotary frequencies were rounded with the rest.
-    return LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def reference(model: Any, token_ids: list[int]) -> Tensor:
+    """Return transformers' logits, float32 [tokens, vocab_size]."""
+    return model(torch.tensor([token_ids])).logits[0]
+
+
+def llama3_scaling(original_positions: int, **fields: Any) -> dict[str, Any]:
+    """Return Llama 3.1's parameters with another original context."""
+    return {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": original_positions,
+        **fields,
+    }
+
+
+def llama3_divisors(head_dim: int, theta: float, factor: float, original: int) -> list[float]:
+    """Return what llama.cpp's converter writes as `rope_freqs.weight` for `llama3_scaling`."""
+    divisors: list[float] = []
+    for index in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * theta ** (index / head_dim)
+        smooth = min(1.0, max(0.0, (original / wavelength - 1.0) / (4.0 - 1.0)))
+        divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return divisors

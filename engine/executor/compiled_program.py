@@ -21,6 +21,7 @@ from engine.models.program import (
     Norm,
     Op,
     Program,
+    QkNorm,
     RopeKvWrite,
     SelectRows,
     Signal,
@@ -116,7 +117,7 @@ class _Binder:
 
     def __call__(self, op: Op) -> BoundOp:
         match op:
-            case Embed() | Norm() | Linear() | Logits():
+            case Embed() | Norm() | Linear() | QkNorm() | Logits():
                 return BoundOp(op.out, self._weighted(op))
             case RopeKvWrite() | Attention() | Activation():
                 return BoundOp(op.out, self._unweighted(op))
@@ -125,7 +126,7 @@ class _Binder:
             case Signal(layer=layer):
                 return BoundOp("", _signal(layer))
 
-    def _weighted(self, op: Embed | Norm | Linear | Logits) -> Compute:
+    def _weighted(self, op: Embed | Norm | Linear | QkNorm | Logits) -> Compute:
         kernels = self._kernels
         match op:
             case Embed(weight=name):
@@ -134,23 +135,37 @@ class _Binder:
             case Norm(src=src, weight=name, eps=eps):
                 scale = self._vector(name)
                 return lambda registers, _: kernels.rms_norm(registers[src], scale, eps)
-            case Linear(src=src, weights=names):
-                matrix = kernels.pack([self._weights[name] for name in names])
+            case Linear(src=src, weights=names, biases=biases):
+                parts = [self._weights[name] for name in names]
+                matrix = kernels.pack(parts, [self._weights[name] for name in biases])
                 return lambda registers, _: matrix(registers[src])
+            case QkNorm(src=src, eps=eps):
+                scales = self._head_scales(op)
+                return lambda registers, _: kernels.qk_norm(registers[src], scales, eps)
             case Logits(src=src, weight=name):
-                projection = kernels.pack_logits(self._weights[name])
+                tied = self._vectors.get(name)  # not read from the file twice
+                projection = kernels.pack_logits(
+                    self._weights[name] if tied is None else tied
+                )
                 return lambda registers, _: projection(registers[src])
+
+    def _head_scales(self, op: QkNorm) -> Tensor:
+        """Return float32 [heads + kv_heads, head_dim]."""
+        query, key = self._vector(op.query_weight), self._vector(op.key_weight)
+        return torch.cat(
+            (query.expand(op.num_heads, -1), key.expand(op.num_kv_heads, -1))
+        )
 
     def _unweighted(self, op: RopeKvWrite | Attention | Activation) -> Compute:
         kernels = self._kernels
         match op:
-            case RopeKvWrite(src=src, layer=layer):
+            case RopeKvWrite(src=src, layer=layer, rotary=rotary):
                 return lambda registers, inputs: kernels.rope_kv_write(
-                    registers[src], layer, inputs.pool, inputs.batch
+                    registers[src], layer, inputs.pool, inputs.batch, rotary=rotary
                 )
-            case Attention(src=src, layer=layer):
+            case Attention(src=src, layer=layer, window=window):
                 return lambda registers, inputs: kernels.attention(
-                    registers[src], layer, inputs.pool, inputs.batch
+                    registers[src], layer, inputs.pool, inputs.batch, window
                 )
             case Activation(src=src, kind="silu"):
                 return lambda registers, _: kernels.gated_silu(registers[src])

@@ -25,12 +25,14 @@ class ModelTables(NamedTuple):
     Attributes:
         cos, sin: float32 [positions, head_dim], by position.
         attention_dtype: of the decode groups' bias.
+        window: positions that the sliding layers see; None where there are none.
         padded: whether steps take one of few shapes; see `step_rows`.
     """
 
     cos: Tensor
     sin: Tensor
     attention_dtype: torch.dtype
+    window: int | None
     padded: bool
 
 
@@ -126,10 +128,7 @@ def build_inputs(
         cos=model.cos[positions][:, None],
         sin=model.sin[positions][:, None],
         write_rows=pool.rows_at(state.tables[slots, blocks], positions % pool.block_size),
-        groups=tuple(
-            _group(group, slots, positions, state, pool, model.attention_dtype)
-            for group in rows.groups
-        ),
+        groups=tuple(_group(group, slots, positions, state, pool, model) for group in rows.groups),
         chunks=tuple(_chunk(chunk, state, pool) for chunk in rows.chunks),
     )
     return StepInputs(
@@ -221,23 +220,29 @@ def _group(
     positions: Tensor,
     state: SlotState,
     pool: PagedKv,
-    dtype: torch.dtype,
+    model: ModelTables,
 ) -> DecodeGroup:
     device = slots.device
     own_slots, own = slots[group.first : group.last], positions[group.first : group.last]
     last_block = torch.div(own, pool.block_size, rounding_mode="floor")
     wanted = torch.arange(group.num_blocks, device=device)[None]
     block_ids = state.tables[own_slots[:, None], torch.minimum(wanted, last_block[:, None])]
-    visible = torch.arange(group.num_blocks * pool.block_size, device=device)[None] <= own[:, None]
-    bias = torch.zeros(visible.shape, dtype=dtype, device=device)
-    bias.masked_fill_(~visible, -math.inf)
+    steps_back = own[:, None] - torch.arange(group.num_blocks * pool.block_size, device=device)
+    visible = steps_back >= 0
+    dtype, window = model.attention_dtype, model.window
     return DecodeGroup(
         first=group.first,
         last=group.last,
         num_blocks=group.num_blocks,
         tiles=pool.tiles_at(block_ids),
-        bias=bias[:, None, None],
+        bias=_bias(visible, dtype),
+        window_bias=None if window is None else _bias(visible & (steps_back < window), dtype),
     )
+
+
+def _bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return bias.masked_fill_(~visible, -math.inf)[:, None, None]
 
 
 def _chunk(chunk: ChunkRows, state: SlotState, pool: PagedKv) -> Chunk:

@@ -35,8 +35,9 @@ from engine.kernels.paged_kv import PagedKv
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.rope import rope_tables
 from engine.models.llama import compile_program
+from engine.models.rope_frequencies import attention_factor, rope_frequencies
 from engine.models.spec import ModelSpec
-from engine.models.weights import load_weights
+from engine.models.weights import open_weights
 from engine.sampling.sampler import SampleRow, Sequences, sample
 
 
@@ -85,13 +86,22 @@ class TorchExecutor:
         self._kernels = ReferenceKernels(weights, self._pool.dtype, self._device)
         with torch.inference_mode():
             self._program = CompiledProgram(
-                compile_program(spec), self._kernels, load_weights(spec, path), self._device
+                compile_program(spec),
+                self._kernels,
+                open_weights(spec, path),
+                self._device,
             )
         max_tokens = min(spec.max_positions, num_blocks * layout.block_size) + 1
         self._slots = SlotState(config.max_slots, max_tokens, layout, self._device)
         self._tables = ModelTables(
-            *rope_tables(max_tokens, spec.head_dim, spec.rope_theta, self._device),
+            *rope_tables(
+                max_tokens,
+                rope_frequencies(spec.head_dim, spec.rope_theta, spec.rope_scaling),
+                attention_factor(spec.rope_scaling),
+                self._device,
+            ),
             attention_dtype=self._kernels.attention_dtype,
+            window=spec.sliding_window,
             padded=self._device.type != "cpu",
         )
         capacity = 2 * config.chunk_tokens + 16 * config.max_slots
@@ -134,7 +144,9 @@ class TorchExecutor:
         """Draw the step's tokens and advance its slots."""
         step = self._steps[-1]
         if step.plan.number != handle or step.is_sampled:
-            msg = f"sample({handle}): step {step.plan.number} is the one to sample, once"
+            msg = (
+                f"sample({handle}): step {step.plan.number} is the one to sample, once"
+            )
             raise ValueError(msg)
         if step.outputs is not None:
             step.sampled = sample(
@@ -196,8 +208,12 @@ class TorchExecutor:
             self._pool.copy(copy.source, copy.target)
         self._zero_tails(plan.work)
         lengths = {item.slot: self._slots.by_id[item.slot].length for item in plan.work}
-        rows = arrange(plan.work, lengths, self._layout.block_size, padded=self._tables.padded)
-        inputs = build_inputs(rows, plan.work, self._slots, self._pool, self._buffer, self._tables)
+        rows = arrange(
+            plan.work, lengths, self._layout.block_size, padded=self._tables.padded
+        )
+        inputs = build_inputs(
+            rows, plan.work, self._slots, self._pool, self._buffer, self._tables
+        )
         selected = inputs.selected
         if select_all:
             every = [row for work_rows in rows.by_work for row in work_rows]
@@ -205,7 +221,9 @@ class TorchExecutor:
         outputs = None
         if rows.slots:
             outputs = self._program.run(
-                Inputs(inputs.token_ids, inputs.batch, self._pool, selected, self.on_signal)
+                Inputs(
+                    inputs.token_ids, inputs.batch, self._pool, selected, self.on_signal
+                )
             )
         return inputs, outputs
 
@@ -221,10 +239,14 @@ class TorchExecutor:
             end = slot.length + item.num_query
             if end > slot.finite_to:
                 if end % block_size:
-                    self._pool.zero_tail(slot.table[end // block_size], end % block_size)
+                    self._pool.zero_tail(
+                        slot.table[end // block_size], end % block_size
+                    )
                 slot.finite_to = -(-end // block_size) * block_size
 
-    def _sample_rows(self, inputs: StepInputs, masks: Mapping[SlotId, Any]) -> list[SampleRow]:
+    def _sample_rows(
+        self, inputs: StepInputs, masks: Mapping[SlotId, Any]
+    ) -> list[SampleRow]:
         allowed = {
             slot: to_device(torch.as_tensor(mask, dtype=torch.bool), self._device)
             for slot, mask in masks.items()

@@ -19,6 +19,7 @@ class DecodeGroup(NamedTuple):
         tiles: int64 [rows * kv_heads * 2 * blocks], for `PagedKv.gather`. Rows with fewer blocks
             repeat their own last one, so that no other sequence's (or a free) block is ever read.
         bias: [rows, 1, 1, blocks * block_size], 0 for visible positions and -inf for others.
+        window_bias: the same for layers with a sliding window; None where the model has none.
     """
 
     first: int
@@ -26,6 +27,7 @@ class DecodeGroup(NamedTuple):
     num_blocks: int
     tiles: Tensor
     bias: Tensor
+    window_bias: Tensor | None
 
 
 class Chunk(NamedTuple):

@@ -7,17 +7,18 @@ from torch import Tensor
 
 
 def rope_tables(
-    max_positions: int, head_dim: int, theta: float, device: torch.device
+    max_positions: int, frequencies: Tensor, factor: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return float32 (cos, sin), each [max_positions, head_dim], for `rotate`.
 
-    Frequencies are computed in float32 like the reference's: at position 8,191 another rounding
-    moves an angle by 5e-4.
+    Args:
+        max_positions: rows.
+        frequencies: float32 [head_dim / 2], radians a position.
+        factor: multiplies both (YaRN); 1.0 for plain rotations.
+        device: where the tables are kept.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    frequencies = 1.0 / (theta**exponents)
     angles = torch.outer(torch.arange(max_positions).float(), frequencies)
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = angles.cos() * factor, angles.sin() * factor
     return (
         torch.cat((cos, cos), dim=1).to(device),
         torch.cat((-sin, sin), dim=1).to(device),

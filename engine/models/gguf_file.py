@@ -6,6 +6,7 @@ are stepped over: `gguf.GGUFReader` keeps views of every string and takes 2 s; t
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from pathlib import Path
@@ -39,24 +40,36 @@ _STRING: Final = 8
 _ARRAY: Final = 9
 
 # ggml type id -> (name, elements a block, bytes a block); ids from ggml.h
-_TENSOR_TYPES: Final = {
+TENSOR_TYPES: Final = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
     3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
     30: ("BF16", 1, 2),
 }
 _UNSUPPORTED_TYPES: Final = {
-    2: "Q4_0",
-    6: "Q5_0",
-    7: "Q5_1",
     9: "Q8_1",
     10: "Q2_K",
     11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
     15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
 }
 
 
@@ -174,15 +187,15 @@ class _Cursor:
         name = self._string()
         dims = [self._take("<Q") for _ in range(self._take("<I"))]
         kind, offset = self._take("<I"), self._take("<Q")
-        if kind not in _TENSOR_TYPES:
+        if kind not in TENSOR_TYPES:
             found = _UNSUPPORTED_TYPES.get(kind, f"type {kind}")
-            supported = ", ".join(sorted(name for name, _, _ in _TENSOR_TYPES.values()))
+            supported = ", ".join(sorted(name for name, _, _ in TENSOR_TYPES.values()))
             msg = f"{self._path}: tensor {name} is {found}; supported types are {supported}"
             raise ModelError(msg)
-        dtype, block, block_bytes = _TENSOR_TYPES[kind]
-        elements = 1
-        for dim in dims:
-            elements *= dim
+        dtype, block, block_bytes = TENSOR_TYPES[kind]
+        if dims and dims[0] % block:
+            msg = f"{self._path}: tensor {name}: rows of {dims[0]} are no whole {dtype} blocks"
+            raise ModelError(msg)
         return TensorInfo(
-            name, dtype, tuple(reversed(dims)), offset, elements // block * block_bytes
+            name, dtype, tuple(reversed(dims)), offset, math.prod(dims) // block * block_bytes
         )

@@ -30,10 +30,27 @@ class Norm(msgspec.Struct, frozen=True):
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """out = src @ stacked(weights).T."""
+    """out = src @ stacked(weights).T + stacked(biases); without biases, nothing is added."""
 
     src: str
     weights: tuple[str, ...]
+    out: str
+    biases: tuple[str, ...] = ()
+
+
+class QkNorm(msgspec.Struct, frozen=True):
+    """out = src with each query head and each key head RMS-normalized by itself.
+
+    `src` rows are [query heads | key heads | value heads]; a weight is [head_dim], the same for
+    all heads of its kind.
+    """
+
+    src: str
+    query_weight: str
+    num_heads: int
+    key_weight: str
+    num_kv_heads: int
+    eps: float
     out: str
 
 
@@ -42,20 +59,25 @@ class RopeKvWrite(msgspec.Struct, frozen=True):
 
     `src` rows are [query heads | key heads | value heads], each head_dim wide; `out` receives the
     rotated queries. Keys and values are rounded to the pool's type here, before attention reads
-    them.
+    them. A layer without rotary embeddings (`rotary` false) only writes.
     """
 
     src: str
     layer: int
     out: str
+    rotary: bool = True
 
 
 class Attention(msgspec.Struct, frozen=True):
-    """Causal grouped-query attention of `src` queries over their sequence's blocks."""
+    """Causal grouped-query attention of `src` queries over their sequence's blocks.
+
+    With a `window`, a query sees so many positions, its own included; None: all up to its own.
+    """
 
     src: str
     layer: int
     out: str
+    window: int | None = None
 
 
 class Activation(msgspec.Struct, frozen=True):
@@ -98,6 +120,7 @@ Op = (
     Embed
     | Norm
     | Linear
+    | QkNorm
     | RopeKvWrite
     | Attention
     | Activation

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from core.errors import ModelError
 from engine.models.gguf_file import is_gguf
-from engine.models.gguf_llama import read_gguf
+from engine.models.gguf_model import read_gguf
 from engine.models.hugging_face import read_directory
 from engine.models.spec import ModelSpec
 

@@ -8,22 +8,32 @@ import msgspec
 
 from core.config import WeightsChoice
 from core.kv_layout import KvDtype, KvLayout, block_major
+from engine.models.rope_scaling import RopeScaling
 
-Architecture = Literal["llama"]
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3"]
 ActivationKind = Literal["silu"]
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """One decoder-only transformer.
+    """One decoder-only transformer of the llama family.
+
+    What its members differ in is said by fields, and the program is compiled from these alone.
 
     Attributes:
         name: from the file's or directory's name, without its quantization suffix.
-        architecture: family, which selects the program.
+        architecture: as the files name it.
         hidden_size: width of the residual stream.
         intermediate_size: width of the gated MLP.
         rope_theta: base of the rotary frequencies (Su et al. 2021), unscaled.
+        rope_scaling: None where the frequencies are the plain ones.
+        nope_layers: layers that do not rotate queries and keys (NoPE, Kazemnejad et al. 2023).
         norm_eps: added to the mean square in RMSNorm.
         tied_embeddings: the output projection is the embedding table.
+        qkv_bias, output_bias, mlp_bias: the query, key and value projections add a bias; the
+            attention's output projection; the three of the MLP.
+        qk_norm: queries and keys are RMS-normalized head by head before they are rotated.
+        sliding_window: positions that a sliding layer sees, its own included; None: all.
+        sliding_layers: layers that see no further; empty without a window.
         max_positions: the context length that it was trained for.
         bos_token_id: None where the model has none.
         eos_token_ids: all ids that end a turn, as the files declare them.
@@ -47,6 +57,18 @@ class ModelSpec(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     activation: ActivationKind
     fingerprint: str
+    rope_scaling: RopeScaling | None = None
+    nope_layers: tuple[int, ...] = ()
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    sliding_layers: tuple[int, ...] = ()
+
+    def window_of(self, layer: int) -> int | None:
+        """Return how many positions a layer sees, its own included; None: all."""
+        return self.sliding_window if layer in self.sliding_layers else None
 
     def arithmetic(self) -> bytes:
         """Encode the fields that decide a token, for the fingerprint: not names, not limits."""

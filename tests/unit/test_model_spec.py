@@ -9,15 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from gguf import GGUFWriter
+from transformers import AutoConfig
 
 from core.errors import ModelError
 from core.kv_layout import KvDtype
 from deploy.model_path import resolve_model
+from engine.models.families import FAMILIES
 from engine.models.read_spec import read_spec
+from engine.models.rope_scaling import Llama3Scaling, YarnScaling
 from engine.models.spec import kv_dtype_for, kv_layout_for
+from tests.tiny_models import llama3_scaling
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -38,29 +40,6 @@ def write_directory(path: Path, config: dict[str, Any], payload: bytes = bytes(r
     header = json.dumps({"w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()
     content = struct.pack("<Q", len(header)) + header + payload
     (path / "model.safetensors").write_bytes(content)
-    return path
-
-
-def write_gguf(path: Path, *, architecture: str = "llama", **metadata: Any) -> Path:
-    writer = GGUFWriter(path, architecture)
-    for name, value in {
-        "block_count": 1,
-        "context_length": 64,
-        "embedding_length": 8,
-        "feed_forward_length": 16,
-        "attention.head_count": 2,
-    }.items():
-        writer.add_uint32(f"{architecture}.{name}", value)
-    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
-    for key, value in metadata.items():
-        name = key.replace("__", ".")
-        writer.add_string(name, value) if isinstance(value, str) else writer.add_uint32(name, value)
-    writer.add_array("tokenizer.ggml.tokens", [f"token {index}" for index in range(100)])
-    writer.add_tensor("token_embd.weight", np.zeros((100, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
     return path
 
 
@@ -101,19 +80,114 @@ def test_rope_theta_in_the_new_place(tmp_path: Path) -> None:
     assert spec.rope_theta == 5e5
 
 
+def test_what_a_configuration_leaves_unsaid_is_the_familys(tmp_path: Path) -> None:
+    """transformers writes and reads these defaults; they differ from family to family."""
+    said = {"hidden_size": 128, "num_attention_heads": 64, "num_hidden_layers": 64}
+    for model_type in ("llama", "mistral", "qwen2", "qwen3", "smollm3"):
+        theirs: Any = AutoConfig.for_model(model_type, **said)
+        silent = {
+            "model_type": model_type,
+            "architectures": [FAMILIES[model_type].model_class],
+            **said,
+            "intermediate_size": 8,
+            "vocab_size": 9,
+        }
+        spec = read_spec(write_directory(tmp_path, silent))
+        # Class defaults that the class itself then derives from the sizes.
+        assert spec.num_kv_heads == theirs.num_key_value_heads
+        assert spec.head_dim == (getattr(theirs, "head_dim", None) or 2)
+        assert spec.max_positions == theirs.max_position_embeddings
+        assert spec.tied_embeddings == theirs.tie_word_embeddings
+        assert spec.rope_theta == theirs.rope_parameters["rope_theta"]
+        assert spec.norm_eps == theirs.rms_norm_eps
+        assert spec.sliding_window == getattr(theirs, "sliding_window", None)
+        rotates = getattr(theirs, "no_rope_layers", [1] * 64)
+        assert spec.nope_layers == tuple(i for i in range(64) if not rotates[i])
+        assert spec.qkv_bias == (model_type == "qwen2")
+        assert spec.qk_norm == (model_type == "qwen3")
+
+
+def test_yarn_stretches_the_context(tmp_path: Path) -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}
+    config = CONFIG | {"max_position_embeddings": 1000, "rope_scaling": yarn}
+    spec = read_spec(write_directory(tmp_path, config))
+    assert spec.max_positions == 4000
+    stated = config | {"max_position_embeddings": 4000, "rope_scaling": yarn | {"factor": None}}
+    again = read_spec(write_directory(tmp_path, stated))
+    assert (again.max_positions, again.rope_scaling) == (4000, spec.rope_scaling)
+    without = config | {"rope_scaling": {"type": "yarn", "factor": 0.5}}
+    kept = read_spec(write_directory(tmp_path, without)).rope_scaling
+    assert kept == YarnScaling(0.5, 1000, attention_factor=1.0)
+
+
+def test_rope_parameters_may_stand_beside_them(tmp_path: Path) -> None:
+    """As in Phi's and older files; transformers lets the outer one win."""
+    scaling = llama3_scaling(64) | {"finetuned": True}
+    config = CONFIG | {"rope_scaling": scaling, "original_max_position_embeddings": 32}
+    spec = read_spec(write_directory(tmp_path, config))
+    assert spec.rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 32)
+
+
+def yarn(**fields: Any) -> dict[str, Any]:
+    return {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, **fields}}
+
+
+QWEN2 = {"num_key_value_heads": 1, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+MISTRAL = {
+    "num_key_value_heads": 1,
+    "model_type": "mistral",
+    "architectures": ["MistralForCausalLM"],
+}
+SMOLLM3 = {
+    "num_key_value_heads": 1,
+    "model_type": "smollm3",
+    "architectures": ["SmolLM3ForCausalLM"],
+}
+SLIDING = {"use_sliding_window": True, "sliding_window": 8}
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "qwen2"}, "model_type = 'qwen2'"),
+        ({"model_type": "gemma2"}, "model_type = 'gemma2' .*only llama, mistral, qwen2, qwen3, sm"),
+        ({"model_type": None}, "model_type = None"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type = 'llama3'"),
-        ({"rope_parameters": {"type": "yarn"}}, "rope_type = 'yarn'"),
-        ({"sliding_window": 4096}, "sliding_window = 4096"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
-        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope' .*only default, dynamic, linear"),
+        ({"rope_parameters": {"type": "su"}}, "rope_type = 'su'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "missing required field `factor`"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "> 0.*factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        (
+            {"rope_scaling": llama3_scaling(64, high_freq_factor=1.0)},
+            "low_freq_factor = 1.0 .*less than high_freq_factor",
+        ),
+        (yarn(long_factor=[1.0]), "long_factor"),
+        (yarn(beta_fast=-1), "beta_fast"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_theta": 0.5}, "rope_theta = 0.5"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 .*only 1.0"),
+        ({"sliding_window": 4096}, "sliding_window = 4096 .*only null"),
+        (MISTRAL | {"sliding_window": 0}, "sliding_window"),
+        (
+            MISTRAL | {"sliding_window": 8, "layer_types": ["full_attention"]},
+            "layer_types .*sliding_window = 8",
+        ),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"layer_types": ["chunked_attention"]}, "layer_types"),
+        (QWEN2 | SLIDING | {"layer_types": ["full_attention"] * 2}, "layer_types .*only 1 entries"),
+        (QWEN2 | {"layer_types": ["sliding_attention"]}, "layer_types .*sliding_window = None"),
+        ({"no_rope_layers": [0]}, "no_rope_layers = .0. .*a list of ones"),
+        (SMOLLM3 | {"no_rope_layers": []}, "no_rope_layers = .. .*1 entries"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported, only 'silu'"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "'quant_method': 'awq'. is"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 .*only 0"),
+        ({"use_parallel_residual": True}, "use_parallel_residual = True .*only False"),
+        ({"num_local_experts": 8}, "num_local_experts = 8 .*only 0"),
+        ({"attention_sinks": 4}, "attention_sinks = 4"),
+        ({"query_pre_attn_scalar": 224}, "query_pre_attn_scalar = 224 .*only null"),
         ({"num_key_value_heads": 3}, "do not divide"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"head_dim": 3}, "head_dim = 3"),
         ({"hidden_size": "wide"}, "hidden_size"),
     ],
@@ -122,8 +196,30 @@ def test_what_is_not_implemented_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     write_directory(tmp_path, CONFIG | change)
-    with pytest.raises(ModelError, match=named):
+    with pytest.raises(ModelError, match=named) as caught:
         read_spec(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "config.json" in str(caught.value) or "do not divide" in named or "head_dim" in named
+
+
+def test_values_that_change_nothing_are_taken(tmp_path: Path) -> None:
+    harmless = {
+        "hidden_act": "swish",
+        "num_experts": 0,
+        "attn_logit_softcapping": None,
+        "sliding_window": None,
+        "rope_scaling": None,
+        "torch_dtype": "bfloat16",
+        "pretraining_tp": 1,
+        "layer_types": ["full_attention"],
+        "no_rope_layers": [1],
+    }
+    plain = read_spec(write_directory(tmp_path, CONFIG))
+    assert read_spec(write_directory(tmp_path, CONFIG | harmless)) == plain
+    unused = QWEN2 | {"use_sliding_window": False, "sliding_window": 8}
+    assert read_spec(write_directory(tmp_path, CONFIG | unused)).window_of(0) is None
+    sliding = CONFIG | MISTRAL | {"sliding_window": 8, "layer_types": ["sliding_attention"]}
+    assert read_spec(write_directory(tmp_path, sliding)).window_of(0) == 8
 
 
 def test_missing_and_foreign_files(tmp_path: Path) -> None:
@@ -165,40 +261,6 @@ def test_an_index_that_names_a_missing_shard(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(ModelError, match="not an index"):
         read_spec(tmp_path)
-
-
-def test_gguf_without_optional_keys(tmp_path: Path) -> None:
-    spec = read_spec(write_gguf(tmp_path / "Tiny-1M-F16.gguf"))
-    assert (spec.name, spec.vocab_size, spec.num_kv_heads, spec.head_dim) == ("Tiny-1M", 100, 2, 4)
-    assert (spec.bos_token_id, spec.eos_token_ids, spec.norm_eps) == (None, (), 1e-5)
-
-
-@pytest.mark.parametrize(
-    ("metadata", "named"),
-    [
-        ({"architecture": "qwen2"}, "architecture 'qwen2'"),
-        ({"llama__rope__scaling__type": "yarn"}, "rope scaling 'yarn'"),
-        ({"llama__attention__sliding_window": 512}, "sliding_window = 512"),
-        ({"llama__expert_count": 8}, "expert_count = 8"),
-        ({"tokenizer__ggml__bos_token_id": "one"}, "needed as int"),
-    ],
-)
-def test_gguf_refusals(tmp_path: Path, metadata: dict[str, Any], named: str) -> None:
-    path = write_gguf(tmp_path / "model.gguf", **metadata)
-    with pytest.raises(ModelError, match=named):
-        read_spec(path)
-
-
-def test_a_gguf_file_cut_short_or_of_another_version(tmp_path: Path) -> None:
-    whole = write_gguf(tmp_path / "whole.gguf").read_bytes()
-    path = tmp_path / "part.gguf"
-    for length, named in ((len(whole) - 64, "cut short"), (200, "damaged"), (30, "damaged")):
-        path.write_bytes(whole[:length])
-        with pytest.raises(ModelError, match=named):
-            read_spec(path)
-    path.write_bytes(whole[:4] + struct.pack("<I", 1) + whole[8:])
-    with pytest.raises(ModelError, match="GGUF version 1"):
-        read_spec(path)
 
 
 def test_fingerprints_name_weights_and_arithmetic(tmp_path: Path) -> None:
