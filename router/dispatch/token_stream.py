@@ -11,12 +11,13 @@ from core.errors import RequestError
 from core.ids import RequestId
 from core.lifetime import Lifetime, RequestTrace
 from core.request import PromptLogprobs, TokenUpdate
+from router.dispatch.update_backlog import UpdateBacklog
 
 
 class RequestStream:
     """Implements `router.dispatch.interface.TokenStream`; fed by the dispatcher.
 
-    What was not read yet is kept, however slow the reader: at most `max_tokens` a sample.
+    What was not read yet is kept compactly, however slow the reader: at most `max_tokens` a sample.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class RequestStream:
         self._lifetime = lifetime
         self._on_abort = on_abort
         self._on_finish_sample = on_finish_sample
-        self._updates: list[TokenUpdate] = []
+        self._updates = UpdateBacklog()
         self._prompt_logprobs: list[PromptLogprobs] = []
         self._news = asyncio.Event()
         self._has_ended = False
@@ -78,7 +79,7 @@ class RequestStream:
         """
         await self._news.wait()
         if self._updates:
-            updates, self._updates = self._updates, []
+            updates = self._updates.take()
             if not self._has_ended:
                 self._news.clear()
             return updates
@@ -96,7 +97,7 @@ class RequestStream:
 
     def put(self, update: TokenUpdate) -> None:
         """Append one update and wake the reader."""
-        self._updates.append(update)
+        self._updates.put(update)
         self._news.set()
 
     def put_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:

@@ -99,17 +99,20 @@ class Generation:
             yield self._take(prompt_index, updates)
 
     async def _merged(self) -> AsyncGenerator[tuple[int, Sequence[TokenUpdate]], None]:
-        """A task a prompt reads its stream into one queue; its end, or its error, comes last."""
-        arrivals: asyncio.Queue[_Arrival] = asyncio.Queue()
+        """A task a prompt reads its stream into one queue; its end, or its error, comes last.
+
+        The queue is short: what a slow client has not taken waits in the streams, compactly.
+        """
+        arrivals: asyncio.Queue[_Arrival] = asyncio.Queue(maxsize=1)
 
         async def pump(prompt_index: int) -> None:
             try:
                 async for updates in self._streams[prompt_index]:
-                    arrivals.put_nowait((prompt_index, updates, None))
+                    await arrivals.put((prompt_index, updates, None))
             except Exception as error:  # noqa: BLE001 - raised again where the queue is read
-                arrivals.put_nowait((prompt_index, None, error))
+                await arrivals.put((prompt_index, None, error))
             else:
-                arrivals.put_nowait((prompt_index, None, None))
+                await arrivals.put((prompt_index, None, None))
 
         pumps = [asyncio.create_task(pump(at)) for at in range(len(self._streams))]
         try:
