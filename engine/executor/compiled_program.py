@@ -35,6 +35,8 @@ class Inputs(NamedTuple):
         token_ids: int64 [tokens].
         selected: int64 rows whose logits are wanted; None where there are none.
         signal: called with the layer when a `Signal` is reached.
+        on_hidden: called when all rows are computed and before the selected ones' logits, with a
+            function from rows, int64 [rows], to their logits, float32 [rows, vocab_size].
     """
 
     token_ids: Tensor
@@ -42,6 +44,7 @@ class Inputs(NamedTuple):
     pool: PagedKv
     selected: Tensor | None
     signal: Callable[[int], None] | None
+    on_hidden: Callable[[Callable[[Tensor], Tensor]], None] | None = None
 
 
 class Outputs(NamedTuple):
@@ -91,10 +94,16 @@ class CompiledProgram:
         """Run all ops; without selected rows, stop when the cache is written."""
         registers: Registers = {}
         _run(self._body, registers, inputs)
+        if inputs.on_hidden is not None:
+            inputs.on_hidden(lambda rows: self._outputs(registers, inputs, rows).logits)
         if inputs.selected is None:
             return None
-        _run(self._head, registers, inputs)
-        return Outputs(registers[self._program.hidden], registers[self._program.logits])
+        return self._outputs(registers, inputs, inputs.selected)
+
+    def _outputs(self, registers: Registers, inputs: Inputs, rows: Tensor) -> Outputs:
+        own = dict(registers)
+        _run(self._head, own, inputs._replace(selected=rows))
+        return Outputs(own[self._program.hidden], own[self._program.logits])
 
 
 def _run(ops: Sequence[BoundOp], registers: Registers, inputs: Inputs) -> None:
@@ -144,17 +153,13 @@ class _Binder:
                 return lambda registers, _: kernels.qk_norm(registers[src], scales, eps)
             case Logits(src=src, weight=name):
                 tied = self._vectors.get(name)  # not read from the file twice
-                projection = kernels.pack_logits(
-                    self._weights[name] if tied is None else tied
-                )
+                projection = kernels.pack_logits(self._weights[name] if tied is None else tied)
                 return lambda registers, _: projection(registers[src])
 
     def _head_scales(self, op: QkNorm) -> Tensor:
         """Return float32 [heads + kv_heads, head_dim]."""
         query, key = self._vector(op.query_weight), self._vector(op.key_weight)
-        return torch.cat(
-            (query.expand(op.num_heads, -1), key.expand(op.num_kv_heads, -1))
-        )
+        return torch.cat((query.expand(op.num_heads, -1), key.expand(op.num_kv_heads, -1)))
 
     def _unweighted(self, op: RopeKvWrite | Attention | Activation) -> Compute:
         kernels = self._kernels

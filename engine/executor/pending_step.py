@@ -10,6 +10,7 @@ from torch import Tensor
 from core.request import TokenLogprobs
 from engine.executor.compiled_program import Outputs
 from engine.executor.interface import SlotResult, StepPlan
+from engine.executor.prompt_scoring import PromptScoring
 from engine.executor.slot_state import Slot, SlotState
 from engine.executor.step_inputs import StepInputs, num_entries
 from engine.sampling.logprobs import to_host
@@ -33,12 +34,14 @@ class PendingStep:
         slots: Sequence[Slot],
         inputs: StepInputs,
         outputs: Outputs | None,
+        scoring: PromptScoring,
         started: float,
     ) -> None:
         self.plan = plan
         self.slots = slots
         self.inputs = inputs
         self.outputs = outputs
+        self.scoring = scoring
         self.started = started
         self.sampled: Sampled | None = None
         self.num_accepted: dict[int, Tensor] = {}
@@ -97,9 +100,10 @@ def _verify(step: PendingStep, index: int, tokens: Tensor, state: SlotState) -> 
 
 def _to_read(step: PendingStep) -> list[Tensor]:
     """List what `read_results` takes, in its order."""
+    tensors = step.scoring.tensors()
     if step.sampled is None or step.outputs is None:
-        return []
-    tensors = [step.sampled.token_ids]
+        return tensors
+    tensors.append(step.sampled.token_ids)
     if step.num_accepted:
         tensors.append(torch.cat([*step.num_accepted.values()]))
     if step.returns_hidden:
@@ -113,8 +117,12 @@ def read_results(step: PendingStep) -> tuple[SlotResult, ...]:
     """Wait for the device; return results in the order of the plan's work."""
     assert step.reading is not None
     values = iter(step.reading.wait())
+    scored = step.scoring.on_host(values)
     if step.sampled is None:
-        return tuple(SlotResult(work.slot, ()) for work in step.plan.work)
+        return tuple(
+            SlotResult(work.slot, (), prompt_logprobs=scored.get(index))
+            for index, work in enumerate(step.plan.work)
+        )
     tokens = integers(next(values))
     accepted = _accepted(step, values)
     hidden = table(next(values)) if step.returns_hidden else []
@@ -122,7 +130,8 @@ def read_results(step: PendingStep) -> tuple[SlotResult, ...]:
     if step.sampled.logprobs is not None:
         logprobs = to_host(step.sampled.logprobs.on_host(*values))
     results: list[SlotResult] = []
-    for slot, work, entries in zip(step.slots, step.plan.work, accepted, strict=True):
+    work_items = zip(step.slots, step.plan.work, accepted, strict=True)
+    for index, (slot, work, entries) in enumerate(work_items):
         wants_hidden = slot.return_hidden and len(entries) > 0
         results.append(
             SlotResult(
@@ -130,6 +139,7 @@ def read_results(step: PendingStep) -> tuple[SlotResult, ...]:
                 token_ids=tuple(tokens[entry] for entry in entries),
                 logprobs=tuple(logprobs[entry] for entry in entries if entry in logprobs),
                 hidden=hidden[step.inputs.selected_of_entry[entries[-1]]] if wants_hidden else None,
+                prompt_logprobs=scored.get(index),
             )
         )
     return tuple(results)

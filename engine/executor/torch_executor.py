@@ -26,6 +26,7 @@ from core.memory_region import MemoryRegion
 from engine.executor.compiled_program import CompiledProgram, Inputs, Outputs
 from engine.executor.interface import Handle, SlotWork, StepPlan, StepResult
 from engine.executor.pending_step import PendingStep, advance, read_results
+from engine.executor.prompt_scoring import PromptScoring
 from engine.executor.slot_state import SlotState
 from engine.executor.step_inputs import ModelTables, StepInputs, build_inputs
 from engine.executor.step_rows import arrange
@@ -86,10 +87,7 @@ class TorchExecutor:
         self._kernels = ReferenceKernels(weights, self._pool.dtype, self._device)
         with torch.inference_mode():
             self._program = CompiledProgram(
-                compile_program(spec),
-                self._kernels,
-                open_weights(spec, path),
-                self._device,
+                compile_program(spec), self._kernels, open_weights(spec, path), self._device
             )
         max_tokens = min(spec.max_positions, num_blocks * layout.block_size) + 1
         self._slots = SlotState(config.max_slots, max_tokens, layout, self._device)
@@ -134,9 +132,9 @@ class TorchExecutor:
     def submit(self, plan: StepPlan) -> Handle:
         """Apply the delta and run (on a device: launch) the forward pass."""
         started = self.clock.now()
-        inputs, outputs = self._forward(plan)
+        inputs, outputs, scoring = self._forward(plan)
         slots = [self._slots.by_id[work.slot] for work in plan.work]
-        self._steps.append(PendingStep(plan, slots, inputs, outputs, started))
+        self._steps.append(PendingStep(plan, slots, inputs, outputs, scoring, started))
         return Handle(plan.number)
 
     @torch.inference_mode()
@@ -144,9 +142,7 @@ class TorchExecutor:
         """Draw the step's tokens and advance its slots."""
         step = self._steps[-1]
         if step.plan.number != handle or step.is_sampled:
-            msg = (
-                f"sample({handle}): step {step.plan.number} is the one to sample, once"
-            )
+            msg = f"sample({handle}): step {step.plan.number} is the one to sample, once"
             raise ValueError(msg)
         if step.outputs is not None:
             step.sampled = sample(
@@ -180,10 +176,10 @@ class TorchExecutor:
         Returns:
             float32 [query tokens, vocab_size], in the order of the plan's work.
         """
-        inputs, outputs = self._forward(plan, select_all=True)
+        inputs, outputs, scoring = self._forward(plan, select_all=True)
         assert outputs is not None
         slots = [self._slots.by_id[work.slot] for work in plan.work]
-        advance(PendingStep(plan, slots, inputs, None, 0.0), self._slots)
+        advance(PendingStep(plan, slots, inputs, None, scoring, 0.0), self._slots)
         return outputs.logits
 
     def close(self) -> None:
@@ -193,7 +189,7 @@ class TorchExecutor:
 
     def _forward(
         self, plan: StepPlan, *, select_all: bool = False
-    ) -> tuple[StepInputs, Outputs | None]:
+    ) -> tuple[StepInputs, Outputs | None, PromptScoring]:
         if plan.number != self._next:
             msg = f"plan {plan.number}: {self._next} is the next, without gaps"
             raise ValueError(msg)
@@ -208,12 +204,9 @@ class TorchExecutor:
             self._pool.copy(copy.source, copy.target)
         self._zero_tails(plan.work)
         lengths = {item.slot: self._slots.by_id[item.slot].length for item in plan.work}
-        rows = arrange(
-            plan.work, lengths, self._layout.block_size, padded=self._tables.padded
-        )
-        inputs = build_inputs(
-            rows, plan.work, self._slots, self._pool, self._buffer, self._tables
-        )
+        rows = arrange(plan.work, lengths, self._layout.block_size, padded=self._tables.padded)
+        inputs = build_inputs(rows, plan.work, self._slots, self._pool, self._buffer, self._tables)
+        scoring = PromptScoring(plan.work, rows, self._slots)
         selected = inputs.selected
         if select_all:
             every = [row for work_rows in rows.by_work for row in work_rows]
@@ -222,10 +215,15 @@ class TorchExecutor:
         if rows.slots:
             outputs = self._program.run(
                 Inputs(
-                    inputs.token_ids, inputs.batch, self._pool, selected, self.on_signal
+                    inputs.token_ids,
+                    inputs.batch,
+                    self._pool,
+                    selected,
+                    self.on_signal,
+                    scoring.score if scoring.wanted else None,
                 )
             )
-        return inputs, outputs
+        return inputs, outputs, scoring
 
     def _zero_tails(self, work: Sequence[SlotWork]) -> None:
         """Zero what follows a slot's last position in its block, once a block.
@@ -239,14 +237,10 @@ class TorchExecutor:
             end = slot.length + item.num_query
             if end > slot.finite_to:
                 if end % block_size:
-                    self._pool.zero_tail(
-                        slot.table[end // block_size], end % block_size
-                    )
+                    self._pool.zero_tail(slot.table[end // block_size], end % block_size)
                 slot.finite_to = -(-end // block_size) * block_size
 
-    def _sample_rows(
-        self, inputs: StepInputs, masks: Mapping[SlotId, Any]
-    ) -> list[SampleRow]:
+    def _sample_rows(self, inputs: StepInputs, masks: Mapping[SlotId, Any]) -> list[SampleRow]:
         allowed = {
             slot: to_device(torch.as_tensor(mask, dtype=torch.bool), self._device)
             for slot, mask in masks.items()
