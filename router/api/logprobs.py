@@ -51,10 +51,10 @@ def completion_logprobs(
         tokens.append(text)
         offsets.append(offset)
         offset += len(text)
-        alternatives = {
-            token_of(top_id)[0]: _finite(value)
-            for top_id, value in zip(entry.top_ids[:num_top], entry.top, strict=False)
-        }
+        alternatives: dict[str, float] = {}
+        for top_id, value in zip(entry.top_ids[:num_top], entry.top, strict=False):
+            # Parts of characters look alike: the most likely one stays.
+            alternatives.setdefault(token_of(top_id)[0], _finite(value))
         # The chosen token always stands there, so that there may be one more than was asked for.
         alternatives.setdefault(text, _finite(entry.chosen))
         top.append(alternatives)

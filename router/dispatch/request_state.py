@@ -331,11 +331,10 @@ class RequestState:
         if self.phase is Phase.ENDED or self._finished[sample_index]:
             return ()
         self._finished[sample_index] = True
-        if all(self._finished):
-            return self._end(None)
-        if self.worker_id is None:
-            return ()
-        return (Abort(self.worker_id, self.number, sample_index),)
+        told: tuple[Effect, ...] = ()
+        if self.worker_id is not None:  # of the last one, too: KV on its way may arrive, for others
+            told = (Abort(self.worker_id, self.number, sample_index),)
+        return (*told, *self._end(None, tell=False)) if all(self._finished) else told
 
     def unfinished(self) -> list[tuple[int, int]]:
         """Return (sample index, number of its tokens) of every sample that still runs."""

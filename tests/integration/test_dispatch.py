@@ -163,7 +163,7 @@ async def test_stop_strings_end_one_sample_and_then_the_request(cluster: Cluster
     stream.finish_sample(1)
     assert await read(stream, 2) == [[], expected(1, 1)]
     await settle()
-    assert worker.aborted[1:] == [AbortRequest(RequestId("r"), 1)]
+    assert worker.aborted[1:] == [AbortRequest(RequestId("r"), 1, 1)]
 
 
 async def test_prefix_hits_of_the_ledger_decide(cluster: Cluster) -> None:

@@ -125,7 +125,7 @@ def test_stop_strings_end_samples_and_the_last_one_ends_all() -> None:
     state = running(n=2)
     assert state.finish_sample(1) == (Abort(W0, 1, 1),)
     assert state.finish_sample(1) == ()
-    assert state.finish_sample(0) == (Abort(W0, 1), End(None))
+    assert state.finish_sample(0) == (Abort(W0, 1, 0), End(None))
     assert state.finish_sample(0) == ()
     waiting = running(n=2)
     waiting.stream_lost(W0, "reset", 1.0)
