@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import trustme
+
 from control_plane.etcd.embedded import server_binary
 from core.environment import child_environment
 
@@ -29,12 +31,43 @@ def reserve_ports(count: int, stack: ExitStack) -> list[int]:
     return [probe.getsockname()[1] for probe in probes]
 
 
+class Certificates:
+    """A CA, a certificate for 127.0.0.1, and one for clients, as files."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        authority = trustme.CA(key_type=trustme.KeyType.RSA)
+        self.ca = str(directory / "ca.pem")
+        authority.cert_pem.write_to_path(self.ca)
+        for name in ("127.0.0.1", "client@example.org"):
+            issued = authority.issue_cert(name, key_type=trustme.KeyType.RSA)
+            issued.cert_chain_pems[0].write_to_path(directory / f"{name}.pem")
+            issued.private_key_pem.write_to_path(directory / f"{name}.key")
+        self.client = str(directory / "client@example.org.pem")
+        self.client_key = str(directory / "client@example.org.key")
+        self._server = str(directory / "127.0.0.1.pem")
+        self.server_key = str(directory / "127.0.0.1.key")
+
+    @property
+    def server_flags(self) -> dict[str, str]:
+        return {"cert-file": self._server, "key-file": self.server_key}
+
+    @property
+    def mutual_flags(self) -> dict[str, str]:
+        """In addition, where clients need certificates."""
+        return {"client-cert-auth": "true", "trusted-ca-file": self.ca}
+
+    @property
+    def ctl_flags(self) -> tuple[str, ...]:
+        return (f"--cacert={self.ca}", f"--cert={self.client}", f"--key={self.client_key}")
+
+
 class EtcdServer:
     """One member at fixed ports, which it keeps for all its lives. Use it as a context.
 
     Args:
         flags: beside or in place of those that `_command` has.
-        members: all peers' `name=url`, where it is not alone.
+        tls: what it speaks TLS with.
     """
 
     def __init__(
@@ -42,13 +75,14 @@ class EtcdServer:
         directory: Path,
         *,
         flags: Mapping[str, str] | None = None,
-        scheme: str = "http",
+        tls: Certificates | None = None,
         name: str = "default",
     ) -> None:
         self._directory = directory / name
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._flags = dict(flags or {})
-        self._scheme = scheme
+        self._flags = {**(tls.server_flags if tls else {}), **(flags or {})}
+        self._ctl_flags = tls.ctl_flags if tls else ()
+        self._scheme = "https" if tls else "http"
         self._name = name
         self._stack = ExitStack()
         client_port, peer_port = reserve_ports(2, self._stack)
@@ -129,12 +163,44 @@ class EtcdServer:
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGCONT)
 
+    def ctl(self, *arguments: str) -> str:
+        """Run etcdctl, as its administrator would, and return what it says."""
+        done = subprocess.run(
+            [
+                str(server_binary().with_name("etcdctl")),
+                *(f"--endpoints={self.url}", "--command-timeout=30s", *self._ctl_flags),
+                *arguments,
+            ],
+            capture_output=True,
+            text=True,
+            env=child_environment({"ETCDCTL_API": "3"}),
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def add_users(self, user: str, password: str, prefix: str) -> None:
+        """Switch users on: root, and one that may read and write below a prefix."""
+        for arguments in (
+            ("user", "add", "root:root"),
+            ("role", "add", "root"),
+            ("user", "grant-role", "root", "root"),
+            ("user", "add", f"{user}:{password}"),
+            ("role", "add", "some"),
+            ("role", "grant-permission", "some", "readwrite", prefix, "--prefix"),
+            ("user", "grant-role", user, "some"),
+            ("auth", "enable"),
+        ):
+            self.ctl(*arguments)
+        self._ctl_flags = (*self._ctl_flags, "--user=root:root")
+
     def _command(self) -> dict[str, str]:
         peer_url = self.peer.partition("=")[2]
         return {
             "name": self._name,
             "data-dir": str(self._directory / "data"),
-            "listen-client-urls": self.url,
+            # Under another address, too, that its certificate does not have
+            "listen-client-urls": f"{self.url},{self.url.replace('127.0.0.1', '127.0.0.2')}",
             "advertise-client-urls": self.url,
             "listen-peer-urls": peer_url,
             "initial-advertise-peer-urls": peer_url,

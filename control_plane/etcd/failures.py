@@ -39,6 +39,7 @@ _BY_WORDS = {
     "user name is empty": Failure.BAD_USER,
     "authentication failed, invalid user ID or password": Failure.BAD_USER,
     "revision of auth store is old": Failure.STALE_TOKEN,
+    "revision in header is old": Failure.STALE_TOKEN,  # the same, where it was not translated
     "too many requests": Failure.OUTAGE,  # also RESOURCE_EXHAUSTED
     "CERTIFICATE": Failure.BAD_CERTIFICATE,  # CERTIFICATE_VERIFY_FAILED, ..._ALERT_BAD_CERTIFICATE
     "Hostname Verification Check failed": Failure.BAD_CERTIFICATE,
