@@ -1,199 +1,286 @@
-"""Peers that die and freeze in mid-transfer, on real processes over NIXL, on CMA and on TCP."""
+"""Peers that die and freeze in mid-transfer: processes over NIXL, and the in-process fabric."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kv_transfer.transport import Poll, Span, WriteHandle, WriteState
-from tests.fabric_agents import RemoteAgent, wait_until
+from kv_transfer.transport import Span, WriteState
+from tests.fabric_agents import wait_until
+from tests.fabric_fleet import (
+    NUM_BLOCKS,
+    Backend,
+    Deed,
+    Fleet,
+    Pair,
+    blocks,
+    end_of,
+    open_fleet,
+    write_all,
+)
 
-NUM_BYTES = 64 << 20
-WHOLE = [Span(0, NUM_BYTES)]
+BLOCK_BYTES = 1 << 20
 OLD, NEW, REUSED = 0x11, 0x22, 0x33
-Start = Callable[[str], RemoteAgent]
+ENDED = {WriteState.DONE, WriteState.FAILED}
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-@pytest.fixture(params=["cma", "tcp"])
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    env = {"UCX_TLS": "tcp"} if request.param == "tcp" else {}
-    with ExitStack() as stack:
+@pytest.fixture(params=list(Backend), scope="module")
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    with open_fleet(request.param, block_bytes=BLOCK_BYTES) as opened:
+        yield opened
 
-        def make(name: str) -> RemoteAgent:
-            agent = RemoteAgent(name, num_bytes=NUM_BYTES, env=env)
-            stack.callback(agent.end)
-            return agent
 
-        yield make
+@pytest.fixture(scope="module")
+def living(fleet: Fleet) -> Pair:
+    return Pair(fleet)
 
 
 @pytest.fixture
-def pair(start: Start) -> tuple[RemoteAgent, RemoteAgent]:
+def pair(living: Pair) -> tuple[Any, Any]:
     """A writer full of NEW that is connected to a target full of OLD."""
-    writer, target = start("writer@1"), start("target@1")
-    introduction = target.introduce()
-    writer.add_peer(introduction)
+    writer, target = living.get()
+    connect(writer, target)
     writer.fill(NEW)
     target.fill(OLD)
-    little = [Span(0, 1)]
-    end_of(writer, writer.write(introduction.region, little, little, b"connect"))
-    target.put(0, bytes([OLD]))
     return writer, target
 
 
-def end_of(agent: RemoteAgent, handle: WriteHandle) -> Poll:
-    polls: list[Poll] = []
-
-    def has_ended() -> bool:
-        polls.append(agent.poll(handle))
-        return polls[-1].state is not WriteState.PENDING
-
-    wait_until(has_ended, "the end of a write")
-    return polls[-1]
-
-
-def begin_write(writer: RemoteAgent, target: RemoteAgent, tag: bytes) -> None:
-    """Start writing everything, and return while it is under way."""
-    region = target.introduce().region
-    writer.start("write", region, WHOLE, WHOLE, tag)
-    wait_until(lambda: target.read(0, 1) == bytes([NEW]), "the first byte")
-
-
-def freeze_in_mid_transfer(writer: RemoteAgent, target: RemoteAgent) -> None:
-    """Leave the writer stopped with a part of its write landed."""
-    for _ in range(20):
-        begin_write(writer, target, b"late")
-        writer.freeze()
-        time.sleep(0.05)  # what the kernel had accepted lands
-        if target.read(NUM_BYTES - 1, 1) == bytes([OLD]):
-            return
-        writer.thaw()  # it was too quick for us
-        end_of(writer, writer.finish("write"))
-        target.fill(OLD)
-    pytest.fail("the writer could not be frozen in mid-transfer")
-
-
-def test_fence_keeps_late_bytes_of_a_thawed_writer_out(
-    pair: tuple[RemoteAgent, RemoteAgent],
-) -> None:
-    writer, target = pair
-    freeze_in_mid_transfer(writer, target)
-    target.fence()
-    time.sleep(0.02)  # the rule: reuse blocks 20 ms after a fence
-    fenced = target.digest()
-    assert target.read(0, 1) == bytes([NEW]), "the data moved along"
-    assert target.read(NUM_BYTES - 1, 1) == bytes([OLD])
-    writer.thaw()
-    assert end_of(writer, writer.finish("write")).state is WriteState.DONE, "it never knew"
-    wait_until(lambda: b"late" in target.received(), "the notification of the late write")
-    assert target.digest() == fenced, "late bytes in the pool"
-    writer.add_peer(target.introduce())
-    handle = writer.write(target.introduce().region, WHOLE, WHOLE, b"after")
+def connect(writer: Any, target: Any) -> None:
+    little = [Span(0, 1)]
+    handle = writer.write(target.introduce().region, little, little, b"connect")
     assert end_of(writer, handle).state is WriteState.DONE
-    assert target.digest() == writer.digest()
 
 
-def test_a_killed_target_fails_the_write(pair: tuple[RemoteAgent, RemoteAgent]) -> None:
+def num_landed(fleet: Fleet, target: Any) -> int:
+    """Return how many blocks at the target are full of NEW."""
+    return target.blocks(fleet.block_bytes).count(NEW)
+
+
+def strike_in_mid_write(fleet: Fleet, deed: Deed, pair: tuple[Any, Any], victim: Any) -> None:
+    """Begin to write everything, and have a process struck in the middle; `finish("write")` of a
+    writer that lives must follow."""
     writer, target = pair
+    everything = blocks(fleet)
     region = target.introduce().region
-    target.kill()
-    handle = writer.write(region, WHOLE, WHOLE, b"to nobody")
-    assert end_of(writer, handle).state is WriteState.FAILED
+    fleet.strike(deed, victim, when=NEW, lands_at=target)
+    writer.start("write", region, everything, everything, b"struck")
+    fleet.await_strike(deed, victim)
 
 
-def test_a_target_killed_in_mid_transfer_ends_the_write(
-    pair: tuple[RemoteAgent, RemoteAgent],
+def fence_in_mid_write(fleet: Fleet, pair: tuple[Any, Any], victim: Any) -> int:
+    """Fence the target while `victim` is frozen in the middle of a write, thaw, and return how many
+    blocks had landed before. The write has ended then, and so has everything late."""
+    writer, target = pair
+    before = len(target.received())
+    strike_in_mid_write(fleet, Deed.FREEZE, pair, victim)
+    if victim is target:
+        target.start("fence")  # it finds this when it wakes
+        fleet.thaw(target)
+        target.finish("fence")
+    else:
+        target.fence()
+    time.sleep(0.02)  # the rule: reuse blocks 20 ms after a fence
+    fenced, pool = num_landed(fleet, target), target.checksum()
+    fleet.thaw(victim)
+    assert end_of(writer, writer.finish("write")).state is WriteState.DONE, "it never knew"
+    wait_until(lambda: len(target.received()) > before, "the notification of the late write")
+    assert target.checksum() == pool, "late bytes in the pool"
+    return fenced
+
+
+@pytest.mark.parametrize("frozen", ["writer", "target"])
+def test_a_fence_keeps_late_bytes_of_the_thawed_out(
+    fleet: Fleet, pair: tuple[Any, Any], frozen: str
 ) -> None:
     writer, target = pair
-    begin_write(writer, target, b"cut off")
-    target.kill()
-    handle = writer.finish("write")
-    assert end_of(writer, handle).state in {WriteState.FAILED, WriteState.DONE}
-    assert writer.read(0, 1) == bytes([NEW]), "the writer lives"
+    old = target.introduce().region
+    _, huge_before = resident(fleet, target, old.address)
+    for _ in range(20):
+        landed = fence_in_mid_write(fleet, pair, writer if frozen == "writer" else target)
+        writer.add_peer(target.introduce())
+        if landed < NUM_BLOCKS:
+            break  # else it was too quick for us: nothing was late
+        assert (fleet.backend, frozen) != (Backend.INPROCESS, "writer")
+        if (fleet.backend, frozen) == (Backend.CMA, "target"):
+            break  # the writer's kernel needs no target's process: all landed before the fence
+        target.fill(OLD)
+    else:
+        pytest.fail("nobody could be frozen in mid-transfer")
+    moved = target.introduce().region
+    assert moved.address != old.address
+    _, huge_after = resident(fleet, target, moved.address)
+    assert huge_after == huge_before, "the fence moved huge pages as such"
+    assert write_all(fleet, writer, target, b"after").state is WriteState.DONE
+    assert target.checksum() == writer.checksum()
 
 
-def test_a_writer_killed_in_mid_transfer_never_notifies(
-    start: Start, pair: tuple[RemoteAgent, RemoteAgent]
+def resident(fleet: Fleet, agent: Any, address: int) -> tuple[int, int]:
+    """Return the kilobytes of a mapping that have pages, and those on huge ones."""
+    if fleet.backend is Backend.INPROCESS:
+        return 0, 0
+    kilobytes, huge = agent.resident_kilobytes(address)
+    return kilobytes, huge
+
+
+def test_what_lands_in_a_sink_is_given_back_and_the_sinks_end_with_their_last_writer(
+    fleet: Fleet, pair: tuple[Any, Any], living: Pair
 ) -> None:
     writer, target = pair
-    begin_write(writer, target, b"half")
-    writer.kill()
-    is_complete = target.read(NUM_BYTES - 1, 1) == bytes([NEW])
-    time.sleep(0.3)  # no event says that nothing comes
-    assert is_complete or b"half" not in target.received()
-    heir = start("writer@2")
-    heir.add_peer(target.introduce())
-    heir.fill(NEW + 1)
-    handle = heir.write(target.introduce().region, WHOLE, WHOLE, b"whole")
+    target.release_sinks()  # those of other cases, whose writes have ended
+    address = target.introduce().region.address
+    for _ in range(20):
+        if fence_in_mid_write(fleet, pair, writer) < NUM_BLOCKS:
+            break
+        target.fill(OLD)
+        writer.add_peer(target.introduce())
+        address = target.introduce().region.address
+    num_sinks = target.num_sinks()
+    late, _ = resident(fleet, target, address)
+    assert late > 0 or fleet.backend is Backend.INPROCESS, "the sink took what was late"
+    target.fence()
+    assert resident(fleet, target, address)[0] == 0, "the next fence empties the sinks"
+    assert target.num_sinks() == num_sinks + 1, "that writer may write there again"
+    fleet.kill(writer)
+    heir, _ = living.get()
+    time.sleep(0.1)  # what a dead writer had buffered has landed
+    target.release_sinks()
+    assert target.num_sinks() == 0
+    heir.fill(REUSED)
+    assert write_all(fleet, heir, target, b"heir").state is WriteState.DONE
+    assert target.checksum() == heir.checksum()
+
+
+def test_a_target_killed_in_mid_write_fails_it_and_its_next_boot_is_written_to(
+    fleet: Fleet, pair: tuple[Any, Any], living: Pair
+) -> None:
+    writer, target = pair
+    region, everything = target.introduce().region, blocks(fleet)
+    strike_in_mid_write(fleet, Deed.KILL, pair, target)
+    first = end_of(writer, writer.finish("write"))
+    assert first.state in ENDED, "DONE where all bytes were there before"
+    again = end_of(writer, writer.write(region, everything, everything, b"to nobody"))
+    assert again.state is WriteState.FAILED
+    writer.remove_peer(region.peer)
+    _, heir = living.get()
+    assert write_all(fleet, writer, heir, b"to the next boot").state is WriteState.DONE
+    assert heir.checksum() == writer.checksum()
+
+
+def test_all_writes_to_a_killed_peer_end_also_one_posted_among_them(
+    fleet: Fleet, pair: tuple[Any, Any], living: Pair
+) -> None:
+    writer, target = pair
+    everything, one = blocks(fleet), blocks(fleet, 0, 1)
+    region = target.introduce().region
+    target.set_polling(False)
+    handles = [writer.write(region, everything, everything, b"pending") for _ in range(3)]
+    fleet.kill(target)
+    assert end_of(writer, handles.pop()).state in ENDED
+    retry = writer.write(region, one, one, b"over the old connection")
+    assert end_of(writer, retry).state is WriteState.FAILED
+    assert {end_of(writer, handle).state for handle in handles} <= ENDED
+    writer.remove_peer(region.peer)
+    _, heir = living.get()
+    assert write_all(fleet, writer, heir, b"on a fresh one").state is WriteState.DONE
+    assert heir.checksum() == writer.checksum()
+
+
+def test_bytes_of_a_killed_writer_land_in_quarantined_blocks_only(
+    fleet: Fleet, pair: tuple[Any, Any], living: Pair
+) -> None:
+    writer, target = pair
+    quarantined, free = NUM_BLOCKS // 2, NUM_BLOCKS // 2
+    abandoned, reused = blocks(fleet, 0, quarantined), blocks(fleet, quarantined, free)
+    region = target.introduce().region
+    fleet.strike(Deed.KILL, writer, when=NEW, lands_at=target)
+    writer.start("write", region, abandoned, abandoned, b"half")
+    fleet.await_strike(Deed.KILL, writer)
+    is_whole = num_landed(fleet, target) == quarantined
+    heir, _ = living.get()
+    heir.fill(REUSED)
+    handle = heir.write(region, reused, reused, b"at once into others")
     assert end_of(heir, handle).state is WriteState.DONE
-    wait_until(lambda: b"whole" in target.received(), "the notification")
-    assert target.digest() == heir.digest()
+    wait_until(lambda: b"at once into others" in target.received(), "the notification")
+    for _ in range(3):
+        landed = target.blocks(fleet.block_bytes)
+        assert landed[quarantined:] == [REUSED] * free
+        assert REUSED not in landed[:quarantined]
+        time.sleep(0.1)  # no event says that nothing comes any more
+    assert is_whole or b"half" not in target.received(), "it never notified"
+    target.fence()  # ends the quarantine
+    target.fill(OLD, 0, quarantined * fleet.block_bytes)
+    heir.add_peer(target.introduce())
+    time.sleep(0.1)
+    wanted = [OLD] * quarantined + [REUSED] * free
+    assert target.blocks(fleet.block_bytes) == wanted
 
 
 def test_a_frozen_target_leaves_the_write_pending_and_the_writer_free(
-    start: Start, pair: tuple[RemoteAgent, RemoteAgent]
+    fleet: Fleet, pair: tuple[Any, Any]
 ) -> None:
     writer, target = pair
-    stranger = start("stranger@1")  # not connected yet: needs the target's answer on any transport
-    introduction = target.introduce()
+    stranger = fleet.start(
+        "stranger@1"
+    )  # not connected: needs the target's answer on any transport
+    introduction, everything = target.introduce(), blocks(fleet)
     stranger.add_peer(introduction)
     stranger.fill(NEW)
-    target.freeze()
-    handle = stranger.write(introduction.region, WHOLE, WHOLE, b"patience")
-    time.sleep(0.5)
+    fleet.freeze(target)
+    handle = stranger.write(introduction.region, everything, everything, b"patience")
+    time.sleep(0.3)
     assert stranger.poll(handle).state is WriteState.PENDING
     stranger.add_peer(writer.introduce())
-    other = stranger.write(writer.introduce().region, WHOLE, WHOLE, b"other")
-    assert end_of(stranger, other).state is WriteState.DONE, "others are not held up"
-    target.thaw()
+    assert write_all(fleet, stranger, writer, b"o").state is WriteState.DONE, (
+        "others are not held up"
+    )
+    fleet.thaw(target)
     assert end_of(stranger, handle).state is WriteState.DONE
     wait_until(lambda: b"patience" in target.received(), "the notification")
 
 
 def test_newer_metadata_of_a_peer_leaves_the_writes_to_it_alone(
-    pair: tuple[RemoteAgent, RemoteAgent],
+    fleet: Fleet, pair: tuple[Any, Any]
 ) -> None:
     writer, target = pair
-    region = target.introduce().region
-    handles = [writer.write(region, WHOLE, WHOLE, b"under way") for _ in range(2)]
+    region, everything = target.introduce().region, blocks(fleet)
+    handles = [writer.write(region, everything, everything, b"under way") for _ in range(2)]
     target.fence()
     writer.add_peer(target.introduce())  # as when the next ask brings it
     assert {end_of(writer, handle).state for handle in handles} == {WriteState.DONE}, (
         "FAILED would never settle, and hold the source blocks until the agent is destroyed"
     )
-    handle = writer.write(target.introduce().region, WHOLE, WHOLE, b"fresh")
-    assert end_of(writer, handle).state is WriteState.DONE
+    assert write_all(fleet, writer, target, b"fresh").state is WriteState.DONE
     wait_until(lambda: b"fresh" in target.received(), "the notification")
-    assert target.digest() == writer.digest()
+    assert target.checksum() == writer.checksum()
 
 
 def test_a_peer_can_be_removed_while_a_write_to_it_is_under_way(
-    pair: tuple[RemoteAgent, RemoteAgent],
+    fleet: Fleet, pair: tuple[Any, Any]
 ) -> None:
     writer, target = pair
-    handle = writer.write(target.introduce().region, WHOLE, WHOLE, b"cut off")
-    writer.remove_peer("target@1")
-    assert end_of(writer, handle).state in {WriteState.DONE, WriteState.FAILED}
+    everything = blocks(fleet)
+    handle = writer.write(target.introduce().region, everything, everything, b"cut off")
+    writer.remove_peer(target.introduce().region.peer)
+    assert end_of(writer, handle).state in ENDED
     writer.add_peer(target.introduce())
-    again = writer.write(target.introduce().region, WHOLE, WHOLE, b"again")
-    assert end_of(writer, again).state is WriteState.DONE
+    assert write_all(fleet, writer, target, b"again").state is WriteState.DONE
 
 
-def test_a_destroyed_agent_reads_our_memory_no_more(
-    start: Start, pair: tuple[RemoteAgent, RemoteAgent]
-) -> None:
+def test_a_destroyed_agent_reads_our_memory_no_more(fleet: Fleet, pair: tuple[Any, Any]) -> None:
     _, target = pair
-    stranger = start("stranger@1")
-    introduction = target.introduce()
+    stranger = fleet.start("destroyed@1")
+    introduction, everything = target.introduce(), blocks(fleet)
     stranger.add_peer(introduction)
-    target.freeze()
-    stranger.write(introduction.region, WHOLE, WHOLE, b"never")
+    fleet.freeze(target)
+    stranger.write(introduction.region, everything, everything, b"never")
     stranger.close()  # asserts, by its deadline, that it does not hang
     stranger.fill(REUSED)
-    target.thaw()
+    fleet.thaw(target)
     time.sleep(0.3)  # no event says that nothing comes
-    assert not target.contains(REUSED)
+    assert REUSED not in target.blocks(fleet.block_bytes)
     assert b"never" not in target.received()
