@@ -19,7 +19,7 @@ _ROWS_HINT = 32  # packing for 1 row made 8 rows 1.6 times slower, for 32 nothin
 class PlainLinear:
     """Row-major, for devices whose library wants it so."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = weight
         self._bias = bias
 
@@ -31,7 +31,7 @@ class PlainLinear:
 class PackedLinear:
     """oneDNN's blocked order, CPU only."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         ops: Any = torch.ops.mkldnn
         self._dtype = weight.dtype
         self._weight: Tensor = ops._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)

@@ -124,8 +124,17 @@ class DeviceDriver(StepDriver):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with most parts: biases, normalized heads, a layer with a window and one without."""
     directory = tmp_path_factory.mktemp("tiny")
-    save_tiny(directory)
+    save_tiny(
+        directory,
+        model_type="qwen3",
+        head_dim=16,
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=30,
+        max_window_layers=1,
+    )
     return directory
 
 
