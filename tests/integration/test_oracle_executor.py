@@ -14,7 +14,8 @@ from torch import Tensor
 from core.config import EngineConfig
 from core.sampling_params import SamplingParams
 from tests.figures import Figures
-from tests.oracle import Oracle, disagreements, smollm2
+from tests.oracle import REFERENCE_MARGIN, Oracle, disagreements, smollm2
+from tests.prompt_scores import joined
 from tests.step_driver import StepDriver, work
 
 TOLERANCE = 5e-4
@@ -108,6 +109,25 @@ def test_greedy_tokens_and_their_logprobs(driver: StepDriver, oracle: Oracle) ->
         assert logprobs.chosen == pytest.approx(float(row[tokens[index]]), abs=1e-3)
         assert logprobs.top == pytest.approx(top.values.tolist(), abs=1e-3)
         assert logprobs.top_ids == tuple(top.indices.tolist())
+
+
+def test_the_prompt_s_own_logprobs(
+    driver: StepDriver, long_reference: Tensor, figures: Figures
+) -> None:
+    first, rest = 64, len(LONG) - 64
+    added = driver.added(0, LONG, prompt_logprobs=3)
+    results = [driver.step(work(0, first), added=(added,))[0], driver.step(work(0, rest))[0]]
+    driver.remove(0)
+    scored = joined([one.prompt_logprobs for one in results if one.prompt_logprobs])
+    rows = long_reference.log_softmax(dim=-1)[:-1]
+    reference = rows.gather(1, torch.tensor(LONG[1:])[:, None])[:, 0]
+    difference = float((torch.tensor(scored.chosen) - reference).abs().max())
+    figures(f"prompt logprobs against transformers, f32: largest difference {difference:.1e}")
+    assert difference <= 1e-3
+    top = rows.topk(3, dim=1)
+    assert torch.tensor(scored.top).reshape(-1, 3) == pytest.approx(top.values, abs=1e-3)
+    clear = (top.values[:, :-1] - top.values[:, 1:]).min(dim=1).values > REFERENCE_MARGIN
+    assert (torch.tensor(scored.top_ids).reshape(-1, 3) == top.indices)[clear][:, :2].all()
 
 
 def test_a_fence_between_steps_moves_the_pool_under_the_executor(

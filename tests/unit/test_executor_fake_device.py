@@ -162,6 +162,12 @@ def test_a_chunk(driver: DeviceDriver) -> None:
     driver.launch(work(0, 21, 1))
 
 
+def test_a_scored_chunk(driver: DeviceDriver) -> None:
+    added = driver.added(0, range(1, 70), prompt_logprobs=3)
+    rules = driver.launch(work(0, 69, 1), added=(added,))
+    assert sum("logsumexp" in name for name, _ in rules.shapes) == 2
+
+
 def test_decodes_of_every_sampling_rule(driver: DeviceDriver) -> None:
     prefill(driver, 3, EVERYTHING)
     driver.launch(*[work(slot, 1, 1) for slot in range(3)])
