@@ -1,5 +1,7 @@
-"""HTTP: routes, server-sent events, errors, metrics, and the granian server that carries them.
+"""HTTP: the server, routes, server-sent events, errors, metrics, and the API's document.
 
-The token path is plain ASGI with msgspec; FastAPI serves the control routes. Requests reach workers
+    server -> connection -> exchange -> app -> routing -> an endpoint
+
+The server speaks HTTP/1.1 and ASGI; endpoints are plain ASGI with msgspec. Requests reach workers
 through `router.dispatch.interface.Dispatcher` alone.
 """

@@ -1,7 +1,6 @@
 """The router's ASGI application.
 
-CORS (if any) -> gate: request id, authentication, errors -> token path (plain ASGI)
-                                                          -> FastAPI (control routes)
+CORS (if any) -> gate: request id, authentication, errors -> routes
 """
 
 from __future__ import annotations
@@ -10,12 +9,7 @@ import hmac
 import logging
 from importlib.metadata import version
 
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
 
 from core.clock import Clock
 from core.config import Config
@@ -25,21 +19,21 @@ from router.text.text_model import TextModel
 from router.web.asgi import AsgiApp, ClientGone, Message, Receive, Scope, Send, header, send_bytes
 from router.web.completions import READERS, CompletionsEndpoint
 from router.web.context import ApiContext
-from router.web.control_routes import add_control_routes
-from router.web.errors import (
-    error_body,
-    error_headers,
-    internal_error,
-    method_not_allowed,
-    not_found,
-)
+from router.web.control_routes import ControlRoutes
+from router.web.cors import Cors
+from router.web.errors import error_body, error_headers, internal_error
 from router.web.metrics import RouterMetrics
+from router.web.openapi.routes import COMPLETION_OPERATIONS, DocumentRoutes
 from router.web.request_ids import accept_or_make
+from router.web.routing import Route, Router
 
 _log = logging.getLogger(__name__)
 
-_OPEN_ROUTES = ("/health", "/health/live", "/health/ready", "/version", "/metrics", "/status")
-"""Probes, scrapers and operators need no key; they see no prompt and start no work."""
+_OPEN_ROUTES = (
+    *("/health", "/health/live", "/health/ready"),
+    *("/version", "/metrics", "/status", "/docs", "/openapi.json"),
+)
+"""Probes, scrapers, operators and readers need no key; they see no prompt and start no work."""
 
 _CLIENT_GONE = 499
 """nginx's status for a client that left, in our metrics only."""
@@ -56,74 +50,36 @@ def create_app(
     """Wire the HTTP side; its metrics register with `registry`, which `/metrics` shows whole."""
     metrics = RouterMetrics(registry, config.model.max_model_len or text.max_model_len)
     context = ApiContext(dispatcher, text, config, clock, metrics)
-    control = FastAPI(title="Dovetail", version=version("dovetail"), redirect_slashes=False)
-    control.add_exception_handler(RequestError, _on_request_error)
-    control.add_exception_handler(HTTPException, _on_http_exception)
-    control.add_exception_handler(Exception, _on_exception)
-    add_control_routes(control, context, registry, started=int(clock.wall()))
-    return RouterApp(context, control)
-
-
-async def _on_request_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return _response(error)
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    path = request.url.path
-    if error.status_code == 404:
-        return _response(not_found(path))
-    if error.status_code == 405:
-        response = _response(method_not_allowed(request.method, path))
-        response.headers.update(error.headers or {})
-        return response
-    return _response(RequestError(str(error.detail), status=error.status_code))
-
-
-async def _on_exception(_: Request, error: Exception) -> Response:
-    """Starlette raises it again after this answer; the gate logs or counts it."""
-    del error
-    return _response(internal_error())
-
-
-def _response(error: RequestError) -> Response:
-    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-    return Response(error_body(error), status_code=error.status, headers=headers)
+    completions = {path: CompletionsEndpoint(context, read) for path, read in READERS.items()}
+    routes = [
+        Route("POST", path, endpoint, COMPLETION_OPERATIONS[path])
+        for path, endpoint in completions.items()
+    ]
+    routes += ControlRoutes(context, registry, started=int(clock.wall())).routes()
+    routes += DocumentRoutes(tuple(routes), version=version("dovetail")).routes()
+    return RouterApp(context, Router(routes), list(completions.values()))
 
 
 class RouterApp:
     """The application; `abort_all` ends what is running, `close` lets its threads go."""
 
-    def __init__(self, context: ApiContext, control: FastAPI) -> None:
+    def __init__(
+        self, context: ApiContext, router: Router, completions: list[CompletionsEndpoint]
+    ) -> None:
         self._context = context
-        self._completions = {
-            path: CompletionsEndpoint(context, read) for path, read in READERS.items()
-        }
-        self._control: AsgiApp = control
-        self._routes = {*_OPEN_ROUTES, "/v1/models", "/tokenize", "/detokenize", *READERS}
+        self._router = router
+        self._completions = completions
         self._keys = [key.encode() for key in context.config.api.keys]
-        self._entry: AsgiApp = self._gate
         origins = context.config.http.allow_origins
-        if origins:
-            self._entry = CORSMiddleware(
-                self._gate,
-                allow_origins=origins,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-                expose_headers=["x-request-id", "x-dovetail-ignored"],
-            )
+        self._entry: AsgiApp = Cors(self._gate, origins) if origins else self._gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve HTTP; other scopes (WebSocket) are closed by not being accepted."""
-        if scope["type"] == "http":
-            await self._entry(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1000})
+        """Answer one request."""
+        await self._entry(scope, receive, send)
 
     def abort_all(self) -> None:
         """End all generations with 503, or an error event."""
-        for endpoint in self._completions.values():
+        for endpoint in self._completions:
             endpoint.abort_all()
 
     def close(self) -> None:
@@ -148,7 +104,7 @@ class RouterApp:
 
         try:
             self._authenticate(scope)
-            await self._route(scope, receive, send_named)
+            await self._router(scope, receive, send_named)
         except RequestError as error:
             await send_bytes(send_named, error.status, error_body(error), error_headers(error))
         except ClientGone:
@@ -159,9 +115,7 @@ class RouterApp:
                 error = internal_error()
                 await send_bytes(send_named, error.status, error_body(error), error_headers(error))
         finally:
-            path = scope["path"]
-            route = path if path in self._routes else "other"
-            self._context.metrics.answered(route, status)
+            self._context.metrics.answered(self._router.label(scope["path"]), status)
 
     def _authenticate(self, scope: Scope) -> None:
         if not self._keys or scope["path"] in _OPEN_ROUTES:
@@ -173,14 +127,3 @@ class RouterApp:
         if kind.lower() != "bearer" or not any(matches):
             msg = "authorization: must be 'Bearer' and a valid API key"
             raise RequestError(msg, status=401, code="invalid_api_key")
-
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self._completions.get(scope["path"])
-        if endpoint is None:
-            await self._control(scope, receive, send)
-        elif scope["method"] == "POST":
-            await endpoint(scope, receive, send)
-        else:
-            error = method_not_allowed(scope["method"], scope["path"])
-            headers = [*error_headers(error), (b"allow", b"POST")]
-            await send_bytes(send, error.status, error_body(error), headers)

@@ -1,4 +1,4 @@
-"""Everything but the token path, by FastAPI: models, tokenizer, health, status, metrics."""
+"""Everything but the token path: models, tokenizer, health, status, metrics."""
 
 from __future__ import annotations
 
@@ -7,75 +7,143 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from core.errors import RequestError
 from router.api.fields import FieldReader, parse_body
 from router.api.messages import read_messages
 from router.dispatch.interface import ServedModel
-from router.web.asgi import check_json_content, read_body
+from router.web.asgi import (
+    JSON,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    check_json_content,
+    read_body,
+    send_bytes,
+)
 from router.web.context import ApiContext
+from router.web.openapi.answers import Health, Model, ModelList, Status, Text, Tokens, Version
+from router.web.openapi.requests import DetokenizeRequest, TokenizeRequest
 from router.web.prepare import check_model
+from router.web.routing import Answer, Operation, Route
 
 
-def add_control_routes(
-    app: FastAPI, context: ApiContext, registry: CollectorRegistry, *, started: int
-) -> None:
-    """Add the routes; `started`: seconds since the epoch, the models' `created`."""
-    _add_health(app, context)
-    _add_models(app, context, started)
-    _add_tokenizer(app, context)
+class ControlRoutes:
+    """The endpoints.
 
-    @app.head("/version", include_in_schema=False)
-    @app.get("/version", tags=["about"])
-    async def show_version() -> dict[str, str]:
-        """Return this router's version."""
-        return {"version": version("dovetail")}
+    Args:
+        started: seconds since the epoch, the models' `created`.
+    """
 
-    @app.get("/status", tags=["about"])
-    async def status() -> Response:
-        """Return workers, roles, blocks by state, queues, requests by state."""
-        return _json(context.dispatcher.cluster_status())
+    def __init__(self, context: ApiContext, registry: CollectorRegistry, *, started: int) -> None:
+        self._context = context
+        self._registry = registry
+        self._started = started
 
-    @app.get("/metrics", tags=["about"])
-    async def metrics() -> Response:
-        """Return the router's series for Prometheus."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    def routes(self) -> list[Route]:
+        """Return them."""
+        return [
+            Route("GET", "/v1/models", self._models, _MODELS),
+            Route("GET", "/v1/models/{name}", self._model, _MODEL),
+            Route("POST", "/tokenize", self._tokenize, _TOKENIZE),
+            Route("POST", "/detokenize", self._detokenize, _DETOKENIZE),
+            Route("GET", "/health", self._live, _LIVE),
+            Route("GET", "/health/live", self._live, _LIVE),
+            Route("GET", "/health/ready", self._ready, _READY),
+            Route("GET", "/version", self._version, _VERSION),
+            Route("GET", "/status", self._status, _STATUS),
+            Route("GET", "/metrics", self._metrics, _METRICS),
+        ]
 
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        await _send_json(send, {"status": "alive"})
 
-def _add_health(app: FastAPI, context: ApiContext) -> None:
-    # Load balancers probe with HEAD; the server leaves its answers' bodies out.
-    @app.head("/health", include_in_schema=False)
-    @app.head("/health/live", include_in_schema=False)
-    @app.get("/health", tags=["health"])
-    @app.get("/health/live", tags=["health"])
-    async def live() -> dict[str, str]:
-        """Answer as long as the process serves HTTP."""
-        return {"status": "alive"}
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        if self._context.dispatcher.is_ready():
+            await _send_json(send, {"status": "ready"})
+        else:
+            headers = [JSON, (b"retry-after", b"1")]
+            await _send_json(send, {"status": "not ready"}, status=503, headers=headers)
 
-    @app.head("/health/ready", include_in_schema=False)
-    @app.get("/health/ready", tags=["health"])
-    async def ready() -> Response:
-        """Answer 200 when a request could be served now, else 503."""
-        if context.dispatcher.is_ready():
-            return _json({"status": "ready"})
-        return JSONResponse({"status": "not ready"}, status_code=503, headers={"retry-after": "1"})
+    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        await _send_json(send, {"version": version("dovetail")})
 
+    async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        await _send_json(send, self._context.dispatcher.cluster_status())
 
-def _add_models(app: FastAPI, context: ApiContext, started: int) -> None:
-    @app.get("/v1/models", tags=["models"])
-    async def models() -> Response:
-        """List the served model, with `max_model_len`."""
-        return _json({"object": "list", "data": [_model_card(context.model(), started)]})
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
+        await send_bytes(send, 200, generate_latest(self._registry), headers)
 
-    @app.get("/v1/models/{name:path}", tags=["models"])
-    async def model(name: str) -> Response:
-        """Return one model."""
-        served = context.model()
-        check_model(name, served)
-        return _json(_model_card(served, started))
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        card = _model_card(self._context.model(), self._started)
+        await _send_json(send, {"object": "list", "data": [card]})
+
+    async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del receive
+        served = self._context.model()
+        check_model(scope["path_params"]["name"], served)
+        await _send_json(send, _model_card(served, self._started))
+
+    async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = self._context
+        reader = FieldReader(await self._body(scope, receive))
+        model = context.model()
+        check_model(reader.text("model"), model)
+        text, adds_special = self._text_to_tokenize(reader)
+        special = reader.boolean("add_special_tokens", default=adds_special)
+        with_texts = reader.boolean("return_token_strs", default=False)
+        encode = context.text.encode
+        ids = await context.off_loop(len(text), encode, text, add_special_tokens=special)
+        answer: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": model.max_model_len,
+            "tokens": ids,
+        }
+        if with_texts:
+            answer["token_strs"] = [context.text.token_string(one) for one in ids]
+        await _send_json(send, answer)
+
+    def _text_to_tokenize(self, reader: FieldReader) -> tuple[str, bool]:
+        """Return the text, and whether special tokens are added to such a text by default."""
+        messages = reader.raw("messages")
+        if messages is not None:
+            variables = reader.mapping("chat_template_kwargs")
+            prompted = reader.boolean("add_generation_prompt", default=True)
+            read = read_messages(messages)
+            rendered = self._context.text.render_chat(
+                read.messages, add_generation_prompt=prompted, variables=variables
+            )
+            return rendered, False
+        prompt = reader.text("prompt")
+        if prompt is None:
+            msg = "prompt: is required (or messages)"
+            raise RequestError(msg, param="prompt", code="missing_required_parameter")
+        return prompt, True
+
+    async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = self._context
+        reader = FieldReader(await self._body(scope, receive))
+        check_model(reader.text("model"), context.model())
+        tokens = reader.token_ids("tokens", context.text.vocab_size)
+        if tokens is None:
+            msg = "tokens: is required"
+            raise RequestError(msg, param="tokens", code="missing_required_parameter")
+        decode = context.text.decode
+        text = await context.off_loop(len(tokens), decode, tokens, skip_special_tokens=False)
+        await _send_json(send, {"prompt": text})
+
+    async def _body(self, scope: Scope, receive: Receive) -> Mapping[str, Any]:
+        check_json_content(scope)
+        return parse_body(await read_body(scope, receive, self._context.config.http.max_body_bytes))
 
 
 def _model_card(model: ServedModel, started: int) -> dict[str, Any]:
@@ -90,63 +158,47 @@ def _model_card(model: ServedModel, started: int) -> dict[str, Any]:
     }
 
 
-def _add_tokenizer(app: FastAPI, context: ApiContext) -> None:
-    @app.post("/tokenize", tags=["tokenizer"])
-    async def tokenize(request: Request) -> Response:
-        """Return the token ids of `prompt`, or of `messages` under the chat template (vLLM's)."""
-        reader = FieldReader(await _body(context, request))
-        model = context.model()
-        check_model(reader.text("model"), model)
-        text, adds_special = _text_to_tokenize(context, reader)
-        special = reader.boolean("add_special_tokens", default=adds_special)
-        encode = context.text.encode
-        ids = await context.off_loop(len(text), encode, text, add_special_tokens=special)
-        answer: dict[str, Any] = {
-            "count": len(ids),
-            "max_model_len": model.max_model_len,
-            "tokens": ids,
-        }
-        if reader.boolean("return_token_strs", default=False):
-            answer["token_strs"] = [context.text.token_string(one) for one in ids]
-        return _json(answer)
-
-    @app.post("/detokenize", tags=["tokenizer"])
-    async def detokenize(request: Request) -> Response:
-        """Return the text of `tokens`, special tokens included (vLLM's)."""
-        reader = FieldReader(await _body(context, request))
-        check_model(reader.text("model"), context.model())
-        tokens = reader.token_ids("tokens", context.text.vocab_size)
-        if tokens is None:
-            msg = "tokens: is required"
-            raise RequestError(msg, param="tokens", code="missing_required_parameter")
-        decode = context.text.decode
-        text = await context.off_loop(len(tokens), decode, tokens, skip_special_tokens=False)
-        return _json({"prompt": text})
+async def _send_json(
+    send: Send, value: object, *, status: int = 200, headers: Headers = (JSON,)
+) -> None:
+    await send_bytes(send, status, msgspec.json.encode(value), headers)
 
 
-def _text_to_tokenize(context: ApiContext, reader: FieldReader) -> tuple[str, bool]:
-    """Return the text, and whether special tokens are added to such a text by default."""
-    messages = reader.raw("messages")
-    if messages is not None:
-        variables = reader.mapping("chat_template_kwargs")
-        prompted = reader.boolean("add_generation_prompt", default=True)
-        read = read_messages(messages)
-        rendered = context.text.render_chat(
-            read.messages, add_generation_prompt=prompted, variables=variables
-        )
-        return rendered, False
-    prompt = reader.text("prompt")
-    if prompt is None:
-        msg = "prompt: is required (or messages)"
-        raise RequestError(msg, param="prompt", code="missing_required_parameter")
-    return prompt, True
+def _said(body: type, text: str = "As asked.") -> dict[int, tuple[Answer, ...]]:
+    return {200: (Answer(text, body),)}
 
 
-async def _body(context: ApiContext, request: Request) -> Mapping[str, Any]:
-    check_json_content(request.scope)
-    raw = await read_body(request.scope, request.receive, context.config.http.max_body_bytes)
-    return parse_body(raw)
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+_MODELS = Operation("The served model.", "models", _said(ModelList))
+_MODEL = Operation("One model.", "models", _said(Model))
+_TOKENIZE = Operation(
+    "Token ids of a text, or of messages under the chat template (vLLM's).",
+    "tokenizer",
+    _said(Tokens),
+    body=TokenizeRequest,
+)
+_DETOKENIZE = Operation(
+    "The text of token ids, special tokens included (vLLM's).",
+    "tokenizer",
+    _said(Text),
+    body=DetokenizeRequest,
+)
+_LIVE = Operation("Whether the process serves HTTP.", "health", _said(Health), needs_key=False)
+_READY = Operation(
+    "Whether a request could be served now.",
+    "health",
+    {**_said(Health, "It could."), 503: (Answer("It could not.", Health),)},
+    needs_key=False,
+)
+_VERSION = Operation("This router's version.", "about", _said(Version), needs_key=False)
+_STATUS = Operation(
+    "Workers, roles, blocks by state, queues, requests by state.",
+    "about",
+    _said(Status),
+    needs_key=False,
+)
+_METRICS = Operation(
+    "The router's series for Prometheus.",
+    "about",
+    {200: (Answer("Prometheus's text format.", content_type="text/plain"),)},
+    needs_key=False,
+)

@@ -228,8 +228,7 @@ class Exchange:
         lines = [_STATUS_LINE[status]]
         for name, value in self._head["headers"]:
             assert b"\n" not in value, name
-            if name != b"content-length":  # Starlette's answers bring one
-                lines.append(name + b": " + value)
+            lines.append(name + b": " + value)
         lines.append(b"date: " + self._wire.date())
         is_old = self.scope["http_version"] == "1.0"
         if not more and status not in _BODILESS:

@@ -403,7 +403,9 @@ async def test_cors_is_off_unless_origins_are_allowed() -> None:
     config = configured(http={"allow_origins": ("https://a.example",)})
     async with serving(hello(), config) as client:
         answer = await client.options("/v1/chat/completions", headers=preflight)
-        assert answer.status_code == 200
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert answer.headers["access-control-allow-methods"] == "GET, HEAD, POST"
+        assert answer.headers["access-control-allow-headers"] == "content-type,authorization"
         assert answer.headers["access-control-allow-origin"] == "https://a.example"
         answer = await client.post(
             "/v1/chat/completions", json=CHAT, headers={"origin": "https://a.example"}
@@ -412,7 +414,12 @@ async def test_cors_is_off_unless_origins_are_allowed() -> None:
         assert "x-request-id" in answer.headers["access-control-expose-headers"]
         preflight["origin"] = "https://b.example"
         answer = await client.options("/v1/chat/completions", headers=preflight)
-        assert answer.status_code == 400
+        assert answer.status_code == 403
+        assert answer.json()["error"]["code"] == "origin_not_allowed"
+        assert "access-control-allow-origin" not in answer.headers
+        answer = await client.get("/version", headers={"origin": "https://b.example"})
+        assert (answer.status_code, answer.headers["vary"]) == (200, "origin")
+        assert "access-control-allow-origin" not in answer.headers
 
 
 async def test_metrics() -> None:
