@@ -4,12 +4,14 @@
 #   make chat    talk to it                          PORT=9000  ARGS="--temperature 0"
 #   make test    run the tests                       TESTS=tests/unit
 #   make check   format, lint, types, import contracts
+#   make simulate  look for violations of the handoff's invariants under random faults  SEEDS=20000
 #   make bench   run the benchmarks                  ARGS="ttft"
 
 PYTHON ?= python3
 PORT ?= 8000
 ARGS ?=
 TESTS ?= tests
+SEEDS ?= 20000
 # Options for pip, such as an index of CPU-only torch wheels.
 PIP_ARGS ?=
 
@@ -17,7 +19,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: up chat test check bench install
+.PHONY: up chat test simulate check bench install
 .DELETE_ON_ERROR:
 
 up: $(INSTALLED)
@@ -28,6 +30,9 @@ chat: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/pytest $(TESTS) $(ARGS)
+
+simulate: $(INSTALLED)
+	$(BIN)/python -m planner.protocol --seeds $(SEEDS) $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

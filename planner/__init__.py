@@ -1,4 +1,6 @@
 """Models of a deployment: virtual time, simulation and capacity, running the real decisions of
 the other packages.
 
-Pure; knows no process and no network."""
+    protocol    a whole cluster under random faults; checks what the handoff promises
+
+Deterministic; knows no process and no network."""
