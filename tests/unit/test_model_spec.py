@@ -247,6 +247,23 @@ def test_damaged_safetensors(tmp_path: Path, content: bytes, named: str) -> None
         read_spec(tmp_path)
 
 
+def test_a_type_of_element_that_is_not_supported(tmp_path: Path) -> None:
+    path = write_directory(tmp_path, CONFIG) / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"F64"'))
+    with pytest.raises(ModelError, match="tensor w is F64; supported types are BF16, F16, F32"):
+        read_spec(tmp_path)
+
+
+def test_files_that_are_no_json(tmp_path: Path) -> None:
+    write_directory(tmp_path, CONFIG)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "two"}')
+    with pytest.raises(ModelError, match=r"generation_config.json: Expected .*eos_token_id"):
+        read_spec(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config.json: .*truncated"):
+        read_spec(tmp_path)
+
+
 def test_a_safetensors_file_cut_short(tmp_path: Path) -> None:
     write_directory(tmp_path, CONFIG, payload=bytes(15))
     with pytest.raises(ModelError, match="cut short: tensor w"):
