@@ -188,11 +188,9 @@ class HostRegion:
             error = _error("mmap", self._mapped_bytes)
             raise error
         aligned = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        if aligned > start:
-            self._libc.munmap(start, aligned - start)
-        tail = start + room - (aligned + self._mapped_bytes)
-        if tail:
-            self._libc.munmap(aligned + self._mapped_bytes, tail)
+        end = aligned + self._mapped_bytes
+        self._libc.munmap(start, aligned - start)  # of nothing: EINVAL, and no harm
+        self._libc.munmap(end, start + room - end)
         return aligned
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,7 +79,9 @@ def cut_connections() -> int:
     return num_cut
 
 
-async def test_the_write_after_a_failed_one_arrives(decode: RemoteAgent) -> None:
+@pytest.fixture
+async def pusher() -> AsyncIterator[Pusher]:
+    """A prefill worker's end, its blocks full of sevens."""
     region = HostRegion(BLOCK_BYTES * NUM_BLOCKS)
     region.view()[:] = b"\x07" * region.num_bytes
     thread = TransferThread(
@@ -90,15 +92,36 @@ async def test_the_write_after_a_failed_one_arrives(decode: RemoteAgent) -> None
         clock=SystemClock(),
     )
     thread.start()
-    try:
-        await thread.call(lambda transport: transport.register(region))
-        pusher, ask = Pusher(thread, Boot("prefill")), ask_of(decode)
-        assert await push(pusher, ask, 0) is WriteState.DONE
-        assert cut_connections() > 0
-        assert await push(pusher, ask, 1) is WriteState.FAILED
-        assert await push(pusher, ask, 2) is WriteState.DONE
-        assert pusher.transport in ("ucx (cma)", "ucx (tcp)"), "not both: the old sockets' past"
-        assert decode.peek(2 * BLOCK_BYTES, 4) == b"\x07" * 4
-    finally:
-        await thread.stop()
-        region.close()
+    await thread.call(lambda transport: transport.register(region))
+    yield Pusher(thread, Boot("prefill"))
+    await thread.stop()
+    region.close()
+
+
+async def test_the_write_after_a_failed_one_arrives(decode: RemoteAgent, pusher: Pusher) -> None:
+    ask = ask_of(decode)
+    assert await push(pusher, ask, 0) is WriteState.DONE
+    assert cut_connections() > 0
+    assert await push(pusher, ask, 1) is WriteState.FAILED
+    assert await push(pusher, ask, 2) is WriteState.DONE
+    assert pusher.transport in ("ucx (cma)", "ucx (tcp)"), "not both: the old sockets' past"
+    assert decode.peek(2 * BLOCK_BYTES, 4) == b"\x07" * 4
+
+
+async def test_a_retry_among_writes_that_fail_ends_and_the_next_one_arrives(
+    decode: RemoteAgent, pusher: Pusher
+) -> None:
+    """While writes to a peer are pending its old connection stays, in error or not: a retry over
+    it fails like them, and only then is the peer reached anew."""
+    ask = ask_of(decode)
+    assert await push(pusher, ask, 0) is WriteState.DONE
+    decode.set_polling(False)
+    pending = [asyncio.ensure_future(push(pusher, ask, block)) for block in (1, 2, 3)]
+    await asyncio.sleep(0.05)
+    cut_connections()
+    retry = await push(pusher, ask, 4)
+    decode.set_polling(True)
+    assert retry is WriteState.FAILED
+    assert set(await asyncio.gather(*pending)) <= {WriteState.FAILED, WriteState.DONE}
+    assert await push(pusher, ask, 5) is WriteState.DONE
+    assert decode.peek(5 * BLOCK_BYTES, 4) == b"\x07" * 4

@@ -49,7 +49,9 @@ class Worker:
 
     async def introduce(self) -> Introduction:
         metadata = await self.thread.call(lambda transport: transport.metadata())
-        remote = RemoteRegion(NAME, Boot("1"), self.region.address, NUM_BYTES, 0)
+        remote = RemoteRegion(
+            NAME, Boot("1"), self.region.address, NUM_BYTES, self.region.generation
+        )
         return Introduction(remote, metadata)
 
 
@@ -89,6 +91,33 @@ async def test_writes_both_ways(peer: RemoteAgent) -> None:
         assert (await here.arrived.get()).payload == b"in"
         here.thread.unwatch()
         assert bytes(here.region.view()[:4]) == b"\x09" * 4
+
+
+async def test_reads_come_in_and_go_out_also_after_a_fence(peer: RemoteAgent) -> None:
+    async with worker() as here, asyncio.timeout(20):
+        introduction = peer.introduce()
+        there = introduction.region
+        await here.thread.call(lambda t: t.add_peer(there.peer, introduction.metadata))
+        peer.fill(3)
+        outcome = await here.thread.read(there, WHOLE, WHOLE)
+        assert (outcome.state, outcome.num_bytes) == (WriteState.DONE, NUM_BYTES)
+        assert bytes(here.region.view()) == b"\3" * NUM_BYTES
+        await here.thread.call(lambda _: here.region.fence())
+        await here.thread.call(lambda t: t.register(here.region))
+        peer.add_peer(await here.introduce())
+        peer.fill(0)
+        here.thread.watch()  # over TCP its polls would be what sends the bytes
+        handle = peer.read((await here.introduce()).region, WHOLE, WHOLE)
+        while (await asyncio.to_thread(peer.poll, handle)).state is WriteState.PENDING:
+            pass
+        here.thread.unwatch()
+        assert peer.peek(NUM_BYTES - 4, 4) == b"\3" * 4
+        peer.fence()
+        moved = await here.thread.read(there, WHOLE, WHOLE)
+        assert moved.state is WriteState.REFUSED
+        peer.kill()
+        dead = await here.thread.read(there, WHOLE, WHOLE)
+        assert dead.state is WriteState.FAILED
 
 
 async def test_an_idle_thread_takes_no_processor_time() -> None:

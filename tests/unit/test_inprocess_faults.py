@@ -9,6 +9,7 @@ import pytest
 from core.clock import ManualClock
 from core.errors import FabricError
 from core.ids import Boot
+from core.memory_region import SEAL_BYTES
 from kv_transfer.bytes_region import BytesRegion
 from kv_transfer.inprocess.model import FabricEvent, Faults, Frozen, Kind
 from kv_transfer.inprocess.transport import InProcessFabric, InProcessTransport
@@ -273,3 +274,171 @@ def test_a_write_of_nothing_and_one_without_tag_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"spans: none|tag is empty"):
         world.prefill.write(world.remote(), *arguments)
+
+
+# --- reads ----------------------------------------------------------------------------------------
+
+
+class ReadWorld(World):
+    """The decode agent is read by the prefill agent: zeros, into ones."""
+
+    def read(self) -> WriteHandle:
+        return self.prefill.read(self.remote(), BLOCKS, BLOCKS)
+
+    def num_read(self) -> int:
+        return 8 - sum(self.source.view()) // 8
+
+
+@pytest.fixture
+def reads() -> ReadWorld:
+    return ReadWorld()
+
+
+def test_a_reads_descriptors_land_one_by_one_then_the_look_at_the_seal_then_done(
+    reads: ReadWorld,
+) -> None:
+    handle = reads.read()
+    for second in range(1, 9):
+        reads.run(1)
+        assert reads.num_read() == second
+    reads.run(1)
+    assert reads.prefill.poll(handle) == PENDING
+    reads.run(1)
+    assert reads.prefill.poll(handle) == DONE
+    assert reads.kinds() == [Kind.POSTED, *[Kind.LANDED] * 8, Kind.DONE]
+    assert {(event.source, event.target) for event in reads.log} == {(D, P)}
+    assert reads.decode.notifications() == []
+
+
+@pytest.mark.parametrize("after", [0, 3, 8])
+def test_a_source_that_moves_at_any_point_of_a_read_refuses_it(
+    reads: ReadWorld, after: int
+) -> None:
+    handle = reads.read()
+    reads.run(after)
+    reads.target.fence()
+    reads.run(20)
+    poll = reads.prefill.poll(handle)
+    assert (poll.state, poll.reason) == (
+        WriteState.REFUSED,
+        "the source moved: no longer generation 0",
+    )
+    assert reads.kinds()[-1] is Kind.REFUSED
+
+
+def test_a_region_that_moves_under_its_own_read_refuses_it(reads: ReadWorld) -> None:
+    handle = reads.read()
+    reads.run(3)
+    reads.source.fence()
+    reads.run(20)
+    assert "here moved" in reads.prefill.poll(handle).reason
+
+
+def test_a_fence_after_the_look_changes_nothing(reads: ReadWorld) -> None:
+    handle = reads.read()
+    reads.run(9)
+    reads.target.fence()
+    reads.run(1)
+    assert reads.prefill.poll(handle) == DONE
+
+
+@pytest.mark.parametrize("name", [P, D])
+def test_a_read_stands_still_with_either_end_and_goes_on(reads: ReadWorld, name: PeerName) -> None:
+    handle = reads.read()
+    reads.run(2)
+    reads.fabric.freeze(name, Frozen.ALL)
+    reads.run(100)
+    assert reads.num_read() == 2
+    reads.fabric.thaw(name)
+    reads.run(8)
+    assert reads.prefill.poll(handle) == DONE
+
+
+def test_a_frozen_source_whose_hardware_goes_on_is_read(reads: ReadWorld) -> None:
+    reads.fabric.freeze(D, Frozen.PROCESS)
+    handle = reads.read()
+    reads.run(10)
+    assert reads.prefill.poll(handle) == DONE
+
+
+@pytest.mark.parametrize("ends", [(P, D), (D, P)])
+def test_a_read_needs_both_directions(reads: ReadWorld, ends: tuple[PeerName, PeerName]) -> None:
+    handle = reads.read()
+    reads.run(2)
+    reads.fabric.cut(*ends)
+    reads.run(20)
+    assert reads.num_read() == 2
+    reads.fabric.heal(*ends)
+    reads.run(8)
+    assert reads.prefill.poll(handle) == DONE
+
+
+def test_a_killed_source_fails_the_read_and_a_killed_reader_is_read_into_no_more(
+    reads: ReadWorld,
+) -> None:
+    handle = reads.read()
+    reads.run(2)
+    reads.fabric.kill(D, buffered_descriptors=4)
+    reads.run(20)
+    assert reads.prefill.poll(handle).reason == "RemoteDisconnect: the peer is gone"
+    assert reads.num_read() == 2
+    other = ReadWorld()
+    other.read()
+    other.run(2)
+    other.fabric.kill(P, buffered_descriptors=4)
+    other.run(20)
+    assert other.num_read() == 2
+    assert other.fabric.next_at() is None
+
+
+def test_a_lost_descriptor_fails_the_read() -> None:
+    reads = ReadWorld(Faults(loss=1.0))
+    assert reads.prefill.poll(reads.read()).state is WriteState.FAILED
+
+
+def test_an_address_that_is_not_in_the_metadata_cannot_be_read_or_written(reads: ReadWorld) -> None:
+    there = reads.remote()
+    beyond = RemoteRegion(D, there.boot, there.address + SEAL_BYTES + 8, there.num_bytes, 0)
+    for handle in (
+        reads.prefill.read(beyond, BLOCKS[:1], BLOCKS[:1]),  # the seal is not where it must be
+        reads.prefill.write(beyond, BLOCKS, BLOCKS, b"tag"),
+    ):
+        assert "not in the peer's metadata" in reads.prefill.poll(handle).reason
+
+
+def test_a_buffered_write_dies_with_its_target(world: World) -> None:
+    world.write()
+    world.fabric.kill(P, buffered_descriptors=8)
+    world.fabric.kill(D)
+    world.run(20)
+    assert world.landed() == 0
+
+
+def test_a_descriptor_for_an_address_that_the_target_lost_fails_the_write(world: World) -> None:
+    handle = world.write()
+    world.decode._port.registrations.clear()
+    world.run(20)
+    assert "never registered" in world.prefill.poll(handle).reason
+
+
+def test_faults_may_change_at_any_time(world: World) -> None:
+    handle = world.write()
+    world.run(2)
+    assert world.fabric.faults.loss == 0.0
+    world.fabric.faults = Faults(loss=1.0)
+    world.run(2)
+    assert world.prefill.poll(handle).reason == "Backend: a descriptor was lost"
+
+
+def test_who_is_not_known_and_what_is_stale_are_refused(world: World) -> None:
+    old = world.remote()
+    world.target.fence()
+    world.decode.register(world.target)
+    world.prefill.add_peer(D, world.decode.metadata())
+    world.prefill.write(world.remote(), BLOCKS, BLOCKS, b"new")
+    stale = world.prefill.poll(world.prefill.write(old, BLOCKS, BLOCKS, b"stale"))
+    assert stale == Poll(WriteState.REFUSED, "stale region generation 0, 1 is known")
+    world.prefill.remove_peer(D)
+    unknown = world.prefill.poll(world.write())
+    assert unknown == Poll(WriteState.REFUSED, "unknown peer 'decode@1'")
+    assert world.kinds().count(Kind.REFUSED) == 2

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from core.errors import FabricError
+from core.memory_region import SEAL_BYTES, seal_of
 from kv_transfer.bytes_region import BytesRegion
 from kv_transfer.region import HUGE_PAGE_BYTES, HostRegion
 
@@ -73,6 +77,22 @@ def test_every_fence_adds_a_sink_and_all_go_together(region: Region) -> None:
     assert region.view()[9] == 9
 
 
+def test_a_fence_takes_the_seal_along_and_makes_it_the_next_generations(region: Region) -> None:
+    before = region.sealed_view()
+    assert len(before) == NUM_BYTES + SEAL_BYTES
+    assert bytes(before[NUM_BYTES:]) == seal_of(0)
+    region.fence()
+    assert bytes(before[NUM_BYTES:]) == bytes(SEAL_BYTES), "an old address has none"
+    assert bytes(region.sealed_view()[NUM_BYTES:]) == seal_of(1)
+    assert len({seal_of(generation) for generation in range(3)}) == 3
+
+
+def test_a_region_of_whole_huge_pages_has_its_seal_behind_them() -> None:
+    region = HostRegion(HUGE_PAGE_BYTES)
+    assert bytes(region.sealed_view()[HUGE_PAGE_BYTES:]) == seal_of(0)
+    region.close()
+
+
 @pytest.mark.parametrize("kind", [HostRegion, BytesRegion])
 def test_an_empty_region_is_refused(kind: type[Region]) -> None:
     with pytest.raises(ValueError, match="greater than 0"):
@@ -114,3 +134,48 @@ def test_a_closed_region_says_so(host: HostRegion) -> None:
 def test_memory_that_cannot_be_had_is_an_error_with_its_reason() -> None:
     with pytest.raises(FabricError, match=r"mmap of .* bytes for the KV pool: Cannot allocate"):
         HostRegion(1 << 48)
+
+
+class Refusing:
+    """The C library, but one call of it fails."""
+
+    def __init__(self, real: ctypes.CDLL, call: str, number: int) -> None:
+        self._real = real
+        self._call = call
+        self._number = number
+
+    def __getattr__(self, name: str) -> Any:
+        return self._refuse if name == self._call else getattr(self._real, name)
+
+    def _refuse(self, *_: object) -> int:
+        ctypes.set_errno(self._number)
+        return -1
+
+
+def test_a_fence_that_the_kernel_refuses_leaves_the_region_as_it_was(host: HostRegion) -> None:
+    host.view()[:3] = b"abc"
+    address, real = host.address, host._libc
+    host._libc = Refusing(real, "mremap", errno.ENOMEM)  # type: ignore[assignment]
+    with pytest.raises(FabricError, match=r"mremap.*Cannot allocate"):
+        host.fence()
+    assert (host.address, host.generation, host.num_sinks) == (address, 0, 0)
+    assert bytes(host.view()[:3]) == b"abc"
+    assert bytes(host.sealed_view()[NUM_BYTES:]) == seal_of(0)
+    host._libc = real
+    assert host.fence() == 1
+
+
+def test_prefault_needs_no_new_kernel_and_says_when_memory_is_out(host: HostRegion) -> None:
+    real = host._libc
+    host._libc = Refusing(real, "madvise", errno.EINVAL)  # type: ignore[assignment]
+    host.prefault()
+    host._libc = Refusing(real, "madvise", errno.ENOMEM)  # type: ignore[assignment]
+    with pytest.raises(FabricError, match=r"MADV_POPULATE_WRITE.*Cannot allocate"):
+        host.prefault()
+    host._libc = real
+
+
+def test_another_system_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(FabricError, match=r"needs Linux .* this is darwin"):
+        HostRegion(NUM_BYTES)

@@ -116,6 +116,25 @@ async def test_a_write_resolves_with_what_it_was() -> None:
         assert bytes(decode.region.view()[192:320]) == b"k" * 128
 
 
+async def test_a_read_resolves_with_what_it_was_and_is_counted() -> None:
+    async with two_sides(in_process()) as (prefill, decode):
+        decode.region.view()[:128] = b"k" * 128
+        read = prefill.thread.read(decode.remote, blocks(8, 9), blocks(0, 1))
+        outcome: WriteOutcome = await soon(read)
+        assert (outcome.state, outcome.num_bytes, outcome.num_descriptors) == (
+            WriteState.DONE,
+            128,
+            1,
+        )
+        assert prefill.outcomes == [outcome]
+        assert bytes(prefill.region.view()[512:640]) == b"k" * 128
+        decode.region.fence()
+        moved = await soon(prefill.thread.read(decode.remote, blocks(0), blocks(0)))
+        assert moved.state is WriteState.FAILED, "an address that it has not learnt"
+        with pytest.raises(ValueError, match="spans"):
+            await soon(prefill.thread.read(decode.remote, blocks(0, 1), blocks(0)))
+
+
 async def test_notifications_come_while_watching_and_keep_while_not() -> None:
     async with two_sides(in_process()) as (prefill, decode):
         await soon(prefill.thread.write(decode.remote, blocks(0), blocks(0), b"kept"))
