@@ -22,6 +22,7 @@ it stopped.
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -124,9 +125,8 @@ class RequestState:
         self._rules = rules or RetryRules()
         self._deadline = deadline
         num_samples = request.sampling.n
-        self._outputs = [list(tokens) for tokens in request.outputs] or [
-            [] for _ in range(num_samples)
-        ]
+        # 4 bytes a token: a client that does not read holds them for long.
+        self._outputs = [array("I", tokens) for tokens in request.outputs or [()] * num_samples]
         self._finished = [False] * num_samples
         self._next_scored = 1
         self._scores_end = len(request.prompt) if request.wants_prompt_logprobs else 0
