@@ -30,6 +30,16 @@ def pip_command() -> str:
     return f"{shlex.quote(sys.executable)} -m pip"
 
 
+def openai_base_url() -> str:
+    """Return OPENAI_BASE_URL, by which OpenAI clients find their API; empty where it is not set."""
+    return os.environ.get("OPENAI_BASE_URL", "").strip()
+
+
+def openai_api_key() -> str:
+    """Return OPENAI_API_KEY; empty where it is not set."""
+    return os.environ.get("OPENAI_API_KEY", "").strip()
+
+
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for a child process: ours without proxies, plus `extra`.
 

@@ -78,12 +78,19 @@ class ApiClient:
 
     Args:
         url: of the router, with or without `http://` and `/v1`.
+        url_source: the flag or variable that the URL came from, for messages.
         advice: what to do when nothing answers; ends that message.
         timeout_s: silence after which a call fails.
     """
 
     def __init__(
-        self, url: str, *, api_key: str = "", advice: str = "", timeout_s: float = 600.0
+        self,
+        url: str,
+        *,
+        url_source: str = "--url",
+        api_key: str = "",
+        advice: str = "",
+        timeout_s: float = 600.0,
     ) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
@@ -91,7 +98,10 @@ class ApiClient:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            msg = f"--url {url!r}: must be like http://127.0.0.1:8000"
+            msg = f"{url_source} {url!r}: must be like http://127.0.0.1:8000"
+            raise UsageError(msg)
+        if not (api_key.isascii() and api_key.isprintable()):
+            msg = "--api-key (or OPENAI_API_KEY): must be printable ASCII"
             raise UsageError(msg)
         self._is_https = parts.scheme == "https"
         self._host, self._port = parts.hostname, port

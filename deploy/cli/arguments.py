@@ -160,7 +160,8 @@ def _add_worker(commands: _Commands) -> None:
 
 def _add_status(commands: _Commands) -> None:
     status = commands.add("status", "show workers, roles, blocks by state and queues")
-    _add_client_flags(status)
+    status.add_argument("--url", default=DEFAULT_URL, help=f"the router's (default: {DEFAULT_URL})")
+    status.add_argument("--api-key", default="", metavar="KEY", help="where the API wants one")
     status.add_argument("--json", action="store_true", help="as the router's /status says it")
 
 
@@ -168,7 +169,12 @@ def _add_chat(commands: _Commands) -> None:
     chat = commands.add(
         "chat", "talk to the model, in the terminal or through a pipe", _CHAT_EXAMPLES
     )
-    _add_client_flags(chat)
+    chat.add_argument(
+        "--url", help=f"the router's (default: $OPENAI_BASE_URL, else {DEFAULT_URL})"
+    )
+    chat.add_argument(
+        "--api-key", metavar="KEY", help="where the API wants one (default: $OPENAI_API_KEY)"
+    )
     chat.add_argument("--model", default="", metavar="NAME", help="default: the one served")
     chat.add_argument("--system", default="", metavar="TEXT", help="a system message")
     chat.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
@@ -207,11 +213,6 @@ def _add_shared_flags(parser: argparse.ArgumentParser, *, etcd: str) -> None:
     shared.add_argument("--etcd", metavar="ENDPOINTS", help=etcd)
     shared.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
     shared.add_argument("--log-format", metavar="FORMAT", help="text or json")
-
-
-def _add_client_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"the router's (default: {DEFAULT_URL})")
-    parser.add_argument("--api-key", default="", metavar="KEY", help="where the API wants one")
 
 
 def _count(text: str) -> int:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from core.addresses import is_loopback
 from core.clock import SystemClock
 from core.config import Config
-from core.environment import without_proxies
+from core.environment import openai_api_key, openai_base_url, without_proxies
 from core.errors import DovetailError, UsageError
 from core.ids import WorkerId
 from core.worker_record import Role
 from deploy.address import exposure_warning, fabric_warning, is_wildcard, parse_listen
-from deploy.cli.arguments import build_parser
+from deploy.cli.arguments import DEFAULT_URL, build_parser
 from deploy.launcher.cpu_shares import parse_cpus
 from deploy.launcher.parent_death import die_with_parent
 from deploy.model_path import resolve_model
@@ -157,9 +157,11 @@ def _status(arguments: argparse.Namespace) -> int:
 def _chat(arguments: argparse.Namespace) -> int:
     from deploy.cli.chat import ChatOptions, run_chat  # noqa: PLC0415
 
+    from_environment = openai_base_url() if arguments.url is None else ""
     options = ChatOptions(
-        url=arguments.url,
-        api_key=arguments.api_key,
+        url=arguments.url or from_environment or DEFAULT_URL,
+        url_source="OPENAI_BASE_URL" if from_environment else "--url",
+        api_key=openai_api_key() if arguments.api_key is None else arguments.api_key,
         model=arguments.model,
         system=arguments.system,
         max_tokens=arguments.max_tokens,

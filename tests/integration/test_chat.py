@@ -89,6 +89,12 @@ def api() -> Iterator[Api]:
         thread.join()
 
 
+@pytest.fixture(autouse=True)
+def without_openai_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def pipe_in(monkeypatch: pytest.MonkeyPatch, message: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(message), encoding="utf-8"))
 
@@ -259,3 +265,48 @@ def test_a_reader_who_left_ends_the_answer_quietly(api: Api) -> None:
             chat.kill()
         assert chat.stderr.read() == b""
     assert api.client_left.wait(20)
+
+
+def asked_with(api: Api, monkeypatch: pytest.MonkeyPatch, *flags: str) -> str | None:
+    """Run a chat; return the Authorization header of its request."""
+    pipe_in(monkeypatch, b"Hello")
+    assert main(["chat", *flags]) == 0
+    return api.headers[-1].get("authorization")
+
+
+def test_openai_s_variables_are_the_defaults_and_flags_win(
+    api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{api.url}/v1")
+    assert asked_with(api, monkeypatch) is None
+    monkeypatch.setenv("OPENAI_API_KEY", "from the shell")
+    assert asked_with(api, monkeypatch) == "Bearer from the shell"
+    assert asked_with(api, monkeypatch, "--api-key", "given") == "Bearer given"
+    assert asked_with(api, monkeypatch, "--api-key", "") is None
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    assert asked_with(api, monkeypatch, "--url", api.url) == "Bearer from the shell"
+    assert capsys.readouterr().out == "Hi you\n" * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("OPENAI_BASE_URL", "ftp://x", "OPENAI_BASE_URL 'ftp://x': must be like http://127"),
+        ("OPENAI_API_KEY", "two\nlines", "OPENAI_API_KEY): must be printable ASCII"),
+    ],
+)
+def test_a_slip_in_a_variable_is_one_line(
+    name: str,
+    value: str,
+    said: str,
+    api: Api,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", api.url)
+    monkeypatch.setenv(name, value)
+    pipe_in(monkeypatch, b"Hello")
+    assert main(["chat"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -9,6 +9,8 @@ import pytest
 
 from core.environment import (
     child_environment,
+    openai_api_key,
+    openai_base_url,
     pip_command,
     set_default,
     temporary_directory,
@@ -69,3 +71,9 @@ def test_the_pip_of_a_virtual_environment_is_named(monkeypatch: pytest.MonkeyPat
     assert pip_command() == "'/my work/.venv/bin/python' -m pip"
     monkeypatch.setattr(sys, "prefix", "/usr")
     assert pip_command() == "pip"
+
+
+def test_openai_s_variables_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", " http://x/v1\n")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert (openai_base_url(), openai_api_key()) == ("http://x/v1", "")
