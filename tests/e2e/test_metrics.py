@@ -83,10 +83,10 @@ def read_tokens(answer: httpx.Response) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def grown(up: Up) -> Grown:
-    """Send 12 requests that end in each way: 8 by length, 2 by stop, 1 left, 1 refused."""
+    """Send 14 requests that end in each way: 8 by length, 4 by stop, 1 left, 1 refused."""
     cluster = up("--executor", "mock", "--set", "engine.mock_step_s=0.02", *PATIENT)
     before = scrape(cluster)
-    url, eos = f"{cluster.url}/v1/completions", "2"
+    url, eos, the = f"{cluster.url}/v1/completions", "2", "504"
 
     def ask(prompt: list[int], wish: str, **fields: object) -> httpx.Response:
         body = {"prompt": prompt, "max_tokens": 5, **fields}
@@ -99,6 +99,8 @@ def grown(up: Up) -> Grown:
     for wish in ("always", "never"):
         ended = ask([7] * 20, wish, logit_bias={eos: 100}, cache_salt=wish)
         assert ended.json()["choices"][0]["finish_reason"] == "stop"
+        cut = ask([8] * 20, wish, logit_bias={the: 100}, stop="The", cache_salt=wish)
+        assert cut.json()["choices"][0]["stop_reason"] == "The"
     body = {"prompt": [9] * 20, "max_tokens": 2000, "stream": True}
     with cluster.http.stream("POST", url, json=body) as left:
         read_tokens(left)
@@ -108,13 +110,13 @@ def grown(up: Up) -> Grown:
 
 def test_every_request_is_counted_once(grown: Grown) -> None:
     name = "vllm:request_success_total"
-    assert grown(name) == 11
+    assert grown(name) == 13
     assert grown(name, finished_reason="length") == 8
-    assert grown(name, finished_reason="stop") == 2
+    assert grown(name, finished_reason="stop") == 4
     assert grown(name, finished_reason="abort") == 1
     assert grown(name, finished_reason="error") == 0
     counted = ("request_prompt_tokens", "request_params_n", "request_generation_tokens")
-    assert [grown(f"vllm:{one}_count") for one in counted] == [11] * 3
+    assert [grown(f"vllm:{one}_count") for one in counted] == [13] * 3
 
 
 def test_each_series_is_where_it_belongs_with_vllm_s_labels(grown: Grown) -> None:
@@ -142,7 +144,7 @@ def test_each_series_is_where_it_belongs_with_vllm_s_labels(grown: Grown) -> Non
 
 def test_prompt_tokens_of_all_processes_are_those_asked_for(grown: Grown) -> None:
     asked = grown("vllm:request_prompt_tokens_sum")
-    assert asked == 8 * 40 + 2 * 20 + 20
+    assert asked == 8 * 40 + 4 * 20 + 20
     for name in ("vllm:prompt_tokens_total", "vllm:prefix_cache_queries_total"):
         assert grown(name) == asked
     by_source = "dovetail:prompt_tokens_total"
@@ -158,8 +160,8 @@ def test_prompt_tokens_of_all_processes_are_those_asked_for(grown: Grown) -> Non
 
 
 def test_every_request_has_a_prefill_time_wherever_its_prompt_was_computed(grown: Grown) -> None:
-    assert grown("vllm:request_prefill_time_seconds_count") == 10  # all but the one that left
-    assert grown("vllm:request_inference_time_seconds_count") == 10
+    assert grown("vllm:request_prefill_time_seconds_count") == 12  # all but the one that left
+    assert grown("vllm:request_inference_time_seconds_count") == 12
     inference = grown("vllm:request_inference_time_seconds_sum")
     parts = (grown(f"vllm:request_{part}_time_seconds_sum") for part in ("prefill", "decode"))
     assert inference == pytest.approx(sum(parts))
@@ -167,7 +169,7 @@ def test_every_request_has_a_prefill_time_wherever_its_prompt_was_computed(grown
 
 def test_tokens_transfers_and_decisions_are_counted(grown: Grown) -> None:
     generated = grown("vllm:request_generation_tokens_sum")
-    assert generated >= 8 * 5 + 2 + 1
+    assert generated >= 8 * 5 + 4 + 1
     # The first token of a handoff is sampled by the prefill worker, all others where they run. A
     # client's leaving is seen a few tokens late.
     assert generated <= grown("vllm:generation_tokens_total") <= generated + 100
@@ -178,9 +180,9 @@ def test_tokens_transfers_and_decisions_are_counted(grown: Grown) -> None:
     handoffs = grown("dovetail:handoffs_total", outcome="completed")
     assert handoffs == grown("dovetail:handoffs_total") == grown("dovetail:prefill_handoffs_total")
     assert handoffs == grown("dovetail:exposed_transfer_seconds_count") >= 3
-    assert grown("dovetail:prompts_total") == grown("dovetail:disaggregation_decisions_total") == 11
-    assert grown("dovetail:predicted_ttft_seconds_count") == 11
-    assert grown("dovetail:actual_ttft_seconds_count") == 11
+    assert grown("dovetail:prompts_total") == grown("dovetail:disaggregation_decisions_total") == 13
+    assert grown("dovetail:predicted_ttft_seconds_count") == 13
+    assert grown("dovetail:actual_ttft_seconds_count") == 13
 
 
 def test_gauges_are_shares_and_return_to_zero(grown: Grown) -> None:

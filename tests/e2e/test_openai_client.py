@@ -266,6 +266,65 @@ def test_token_ids_come_back_on_wish(client: OpenAI, cluster: Cluster) -> None:
     assert again.choices[0].model_dump()["token_ids"] == fields["token_ids"][3:]
 
 
+def test_an_echo_is_scored(client: OpenAI, cluster: Cluster) -> None:
+    """What lm-eval-harness and the old OpenAI examples do with a text: no token is generated."""
+    text = "The capital of Italy is Rome."
+    wishes = ("always", "never")
+    scored = [
+        client.completions.create(
+            model=cluster.model,
+            prompt=[text, "The"],
+            echo=True,
+            logprobs=1,
+            max_tokens=0,
+            extra_headers={"x-dovetail-disaggregate": wish},
+        )
+        for wish in wishes
+    ]
+    for answer in scored:
+        whole, one = answer.choices
+        assert (whole.text, whole.finish_reason, one.text) == (text, "length", "The")
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (8, 0)
+    logprobs = [answer.choices[0].logprobs for answer in scored]
+    assert logprobs[0] is not None
+    assert logprobs[1] is not None
+    assert logprobs[0].tokens == ["The", " capital", " of", " Italy", " is", " Rome", "."]
+    first, *rest = logprobs[0].token_logprobs or []
+    assert first is None
+    assert rest == pytest.approx((logprobs[1].token_logprobs or [])[1:], abs=0.1)
+    assert rest[4] > -1.0, "Rome is what follows"
+    streamed = client.completions.create(
+        model=cluster.model,
+        prompt=text,
+        echo=True,
+        logprobs=1,
+        temperature=0,
+        max_tokens=3,
+        stream=True,
+    )
+    assert "".join(chunk.choices[0].text for chunk in streamed).startswith(text)
+
+
+def test_a_prompt_is_scored_beside_its_answer(client: OpenAI, cluster: Cluster) -> None:
+    answer = client.chat.completions.create(
+        model=cluster.model,
+        messages=ASKED,
+        temperature=0,
+        max_tokens=4,
+        n=2,
+        extra_body={"prompt_logprobs": 2},
+    )
+    assert answer.usage is not None
+    positions = answer.model_dump()["prompt_logprobs"]
+    assert len(positions) == answer.usage.prompt_tokens
+    assert positions[0] is None
+    assert all(2 <= len(one) <= 3 for one in positions[1:])
+    for one in positions[1:]:
+        ranks = {entry["rank"]: entry["logprob"] for entry in one.values()}
+        assert ranks[1] == max(ranks.values()) <= 0.0
+
+
 def test_stop_strings(client: OpenAI, cluster: Cluster) -> None:
     for stop in (" four", [", four", "nine"]):
         answer = client.completions.create(

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import httpx
 import psutil
 import pytest
+import torch
 
 from tests.answer_judge import Answer, judge
 from tests.cluster import Cluster, Up
 from tests.figures import Figures
+from tests.oracle import smollm2
 from tests.prompts import Prompt, story, twenty_prompts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -99,6 +101,31 @@ def check(axis: str, answered: Sequence[Answered], figures: Figures) -> None:
     figures(f"oracle, {axis}: {first}", *unclear)
 
 
+def check_scores(cluster: Cluster, decision: str, disaggregate: str, figures: Figures) -> None:
+    """Have a prompt of several chunks scored, twice: a cache that holds it changes nothing."""
+    prompt = story(300, 150)
+    rows = smollm2().reference_logits(prompt).log_softmax(dim=-1)[:-1]
+    wanted = rows.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
+    headers = {"x-dovetail-trace": "1", "x-dovetail-disaggregate": disaggregate}
+    body = {"prompt": prompt, "prompt_logprobs": 1, "max_tokens": 1, "temperature": 0}
+    difference = 0.0
+    for _ in range(2):
+        reply = cluster.http.post(f"{cluster.url}/v1/completions", json=body, headers=headers)
+        whole = reply.json()
+        assert whole["dovetail"]["decision"] == decision
+        assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        (choice,) = whole["choices"]
+        first, *positions = choice["prompt_logprobs"]
+        assert first is None
+        found = [
+            one[str(token)]["logprob"] for token, one in zip(prompt[1:], positions, strict=True)
+        ]
+        off = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
+        difference = max(difference, off)
+    assert difference <= 1e-3
+    figures(f"oracle, prompt logprobs, {decision}: largest difference {difference:.1e}")
+
+
 def check_handoffs(answered: Sequence[Answered]) -> None:
     """Assert that each prompt came from the prefill worker, but for what decode held already."""
     for answer, path in answered:
@@ -125,6 +152,9 @@ class TestColocated:
         assert {path["decision"] for _, path in answered} == {"colocated"}
         check("colocated", answered, figures)
 
+    def test_prompt_logprobs(self, cluster: Cluster, figures: Figures) -> None:
+        check_scores(cluster, "colocated", "auto", figures)
+
     def test_batch_of_16(self, cluster: Cluster, figures: Figures) -> None:
         """Chunks and decodes of fresh prompts, of 7 to 202 tokens, share steps."""
         fresh = [
@@ -140,6 +170,9 @@ class TestDisaggregated:
         answered = ask_all(cluster, twenty_prompts(), "always")
         check_handoffs(answered)
         check("disaggregated", answered, figures)
+
+    def test_prompt_logprobs(self, cluster: Cluster, figures: Figures) -> None:
+        check_scores(cluster, "disaggregated", "always", figures)
 
     def test_the_same_prompts_again(self, cluster: Cluster, figures: Figures) -> None:
         """Decode holds all that can be reused: it computes the rest itself, and nothing moves."""
@@ -196,3 +229,6 @@ class TestSmallChunks:
         answered = ask_all(cluster, twenty_prompts(), "always")
         check_handoffs(answered)
         check("disaggregated, chunks of 64", answered, figures)
+
+    def test_prompt_logprobs(self, cluster: Cluster, figures: Figures) -> None:
+        check_scores(cluster, "disaggregated", "always", figures)
