@@ -77,9 +77,8 @@ class EtcdClient:
         self._config = config
         self._endpoints = read_endpoints(config)
         self._credentials = read_credentials(config, self._endpoints)
-        self._timeout_s = config.request_timeout_s
         self.rng = rng or SystemRandom()
-        self._session = Session(self._credentials, self._timeout_s)
+        self._session = Session(self._credentials, config.request_timeout_s)
         how = "over TLS" if self._endpoints.is_tls else "without TLS"
         self._outage = OutageLog(f"{', '.join(self._endpoints.names)} {how}", clock)
         self._has_told_slip = False
@@ -103,8 +102,7 @@ class EtcdClient:
         Raises:
             ControlPlaneError: no answer within the deadline, or refused.
         """
-        timeout_s = self._timeout_s
-        response = await self._call("get", lambda etcd: etcd.kv.get(key, timeout=timeout_s))
+        response = await self._call("get", lambda etcd: etcd.kv.get(key))
         return _key_value(response.kvs[0]) if response.kvs else None
 
     async def get_prefix(self, prefix: str) -> Listing:
@@ -114,11 +112,8 @@ class EtcdClient:
             ControlPlaneError: no answer within the deadline, or refused.
         """
         end = prefix_range_end(prefix)
-        timeout_s = _LISTING_DEADLINES * self._timeout_s
         response = await self._call(
-            "list",
-            lambda etcd: etcd.kv.get(prefix, end, timeout=timeout_s),
-            num_deadlines=_LISTING_DEADLINES,
+            "list", lambda etcd: etcd.kv.get(prefix, end), num_deadlines=_LISTING_DEADLINES
         )
         return Listing(response.header.revision, tuple([_key_value(kv) for kv in response.kvs]))
 
@@ -137,7 +132,6 @@ class EtcdClient:
                 sort_order=SortOrder.DESCEND,
                 sort_target=SortTarget.MOD,
                 keys_only=True,
-                timeout=self._timeout_s,
             ),
         )
         newest = response.kvs[0].mod_revision if response.kvs else 0
@@ -172,7 +166,7 @@ class EtcdClient:
         ]
         response = await self._call(
             "transaction",
-            lambda etcd: etcd.kv.txn(compares, operations, timeout=self._timeout_s),
+            lambda etcd: etcd.kv.txn(compares, operations),
             writes=bool(puts),
         )
         return int(response.header.revision) if response.succeeded else None
@@ -184,11 +178,7 @@ class EtcdClient:
             ControlPlaneError: no answer within the deadline, or refused.
         """
         ttl = max(1, math.ceil(ttl_s))
-        response = await self._call(
-            "grant lease",
-            lambda etcd: etcd.lease.grant(ttl, timeout=self._timeout_s),
-            writes=True,
-        )
+        response = await self._call("grant lease", lambda etcd: etcd.lease.grant(ttl), writes=True)
         return int(response.ID), float(response.TTL)
 
     async def keep_alive(self, lease: int) -> float:
@@ -218,8 +208,7 @@ class EtcdClient:
         Raises:
             ControlPlaneError: no answer within the deadline, or refused.
         """
-        timeout_s = self._timeout_s
-        await self._call("revoke lease", lambda etcd: etcd.lease.revoke(lease, timeout=timeout_s))
+        await self._call("revoke lease", lambda etcd: etcd.lease.revoke(lease))
 
     async def watch(
         self, prefix: str, start_revision: int

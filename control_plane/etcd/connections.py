@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
 import grpc.aio
 from etcd3aio import _protobuf as untyped_protobuf
 from etcd3aio.auth import AuthService
@@ -67,9 +68,13 @@ class Connection:
         """Open a stream for watches."""
         return self._watch.Watch(metadata=self._metadata)
 
-    async def authenticate(self, user: str, password: str, timeout_s: float) -> str:
+    def is_ready(self) -> bool:
+        """Whether a call would go out at once, over a connection that is there."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def authenticate(self, user: str, password: str) -> str:
         """Return a new token. Raises one of `failures.FAILURES`."""
-        return (await self._auth.authenticate(user, password, timeout=timeout_s)).token
+        return (await self._auth.authenticate(user, password)).token
 
     async def close(self) -> None:
         """Drop it; calls raise `grpc.aio.UsageError` from now on."""

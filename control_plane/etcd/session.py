@@ -24,7 +24,8 @@ class Session:
     """One client's. Without a user it adds nothing to a call.
 
     Args:
-        timeout_s: deadline of each call, and of each authentication.
+        timeout_s: deadline of each call, of each authentication, and of connecting before it: an
+            etcd half a second away needs a second for each.
     """
 
     def __init__(self, credentials: Credentials, timeout_s: float) -> None:
@@ -64,7 +65,7 @@ class Session:
         num_deadlines: float,
     ) -> T:
         connection.use_token(self._token or "")
-        async with asyncio.timeout(num_deadlines * self._timeout_s):
+        async with asyncio.timeout(self._deadline_s(connection, num_deadlines)):
             return await call(connection)
 
     async def _renew(self, connection: Connection, stale: str | None) -> None:
@@ -72,15 +73,16 @@ class Session:
             if self._token != stale:
                 return  # another call did it
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    self._token = await connection.authenticate(
-                        self._user, self._password, self._timeout_s
-                    )
+                async with asyncio.timeout(self._deadline_s(connection)):
+                    self._token = await connection.authenticate(self._user, self._password)
             except grpc.aio.AioRpcError as error:
                 # Users may be switched on later; etcd then says that a call came without one.
                 if error.code() != grpc.StatusCode.FAILED_PRECONDITION:
                     raise
                 self._token = ""
+
+    def _deadline_s(self, connection: Connection, num_deadlines: float = 1) -> float:
+        return self._timeout_s * (num_deadlines if connection.is_ready() else num_deadlines + 1)
 
 
 def _is_about_token(error: BaseException) -> bool:
