@@ -95,7 +95,10 @@ class Cluster:
 
     def start(self, request_id: str, *prompt: int, **changes: Any) -> RequestStream:
         sampling = SamplingParams(
-            n=changes.pop("n", 1), max_tokens=changes.pop("max_tokens", 5), seed=1
+            n=changes.pop("n", 1),
+            max_tokens=changes.pop("max_tokens", 5),
+            seed=1,
+            prompt_logprobs=changes.pop("prompt_logprobs", None),
         )
         request = EngineRequest(RequestId(request_id), prompt or tuple(range(100)), sampling)
         generate = GenerateRequest(request, timeout_s=5.0)

@@ -20,13 +20,14 @@ from core.lifetime import PrefillDecision, RequestTrace
 from core.messages import (
     AbortRequest,
     PathReport,
+    PromptScored,
     RequestRefused,
     RouterToWorker,
     StartRequest,
     TokenBatch,
     WorkerToRouter,
 )
-from core.request import FinishReason, TokenUpdate
+from core.request import FinishReason, PromptLogprobs, TokenUpdate
 from core.worker_record import Hello, Role, WorkerRecord
 
 FINGERPRINT = "ab" * 16
@@ -166,6 +167,11 @@ class FakeWorker:
             if not done:
                 del self.jobs[request_id]
         self.say(TokenBatch(tuple(updates)))
+
+    def score(self, request_id: RequestId, logprobs: PromptLogprobs) -> None:
+        """Tell a part of a running request's prompt log-probabilities."""
+        start, _ = self.jobs[request_id]
+        self.say(PromptScored(request_id, start.dispatch, logprobs))
 
     async def serve(self) -> None:
         """Step for ever; heartbeats carry the load."""

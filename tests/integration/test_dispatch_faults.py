@@ -16,16 +16,17 @@ from core.lifetime import PrefillDecision, RequestTrace
 from core.messages import (
     AbortRequest,
     PathReport,
+    PromptScored,
     RequestFailed,
     RequestRefused,
     TokenBatch,
     WorkerLoad,
 )
-from core.request import TokenUpdate
+from core.request import PromptLogprobs, TokenUpdate
 from core.worker_record import Role
 from router.dispatch.request_state import RetryRules
 from tests.dispatch_cluster import Cluster, expected, read, running, settle
-from tests.dispatch_workers import FINGERPRINT, GrpcNetwork, MemoryNetwork
+from tests.dispatch_workers import FINGERPRINT, GrpcNetwork, MemoryNetwork, token
 
 pytestmark = pytest.mark.anyio
 
@@ -272,3 +273,54 @@ async def test_a_worker_that_comes_up_is_used_before_the_wait_is_over() -> None:
         await cluster.until(lambda: len(worker.started) == 2)
         worker.step()
         assert await read(stream) == [expected(1)]
+
+
+async def test_a_worker_lost_while_it_scores_a_prompt_loses_no_score(cluster: Cluster) -> None:
+    await cluster.add("d0", Role.DECODE)
+    await cluster.add("d1", Role.DECODE)
+    stream = cluster.start("r", 1, 2, 3, 4, max_tokens=1, prompt_logprobs=0)
+    await cluster.until_one_has("r")
+    first = cluster.find("r")
+    parts = [PromptLogprobs(at, (-float(at),), (at,)) for at in (1, 2, 3)]
+    first.score(RequestId("r"), parts[0])
+    first.score(RequestId("r"), parts[1])
+    await cluster.until(lambda: len(stream.prompt_logprobs) == 2)
+    assert first.stream is not None
+    first.stream.close("killed")
+    await cluster.until_one_has("r", besides=first)
+    second = cluster.find("r", besides=first)
+    for part in parts:
+        second.score(RequestId("r"), part)
+    second.step()
+    assert await read(stream) == [[token((1, 2, 3, 4), 0, 0)]]
+    assert stream.prompt_logprobs == parts
+    second.say(PromptScored(RequestId("r"), 2, parts[0]))  # late: nobody asks any more
+    await settle()
+
+
+async def test_cached_tokens_are_not_those_of_a_dispatch_behind_a_lost_one(
+    cluster: Cluster,
+) -> None:
+    """The first worker may have computed what the second finds; a refusal has not."""
+    first = await cluster.add("d0", Role.DECODE)
+    first.refusal = "overloaded"
+    refused = cluster.start("refused", max_tokens=1)
+    await settle()
+    first.refusal = None
+    second = await cluster.add("d1", Role.DECODE)
+    await cluster.until_one_has("refused")
+    cluster.find("refused").step()
+    await read(refused)
+    assert refused.trace is not None
+    assert refused.trace.cached_tokens > 0, "the fake worker says the dispatch's number"
+    lost = cluster.start("lost", max_tokens=1)
+    await cluster.until_one_has("lost")
+    dying = cluster.find("lost")
+    assert dying.stream is not None
+    dying.stream.close("killed")
+    await cluster.until_one_has("lost", besides=dying)
+    cluster.find("lost", besides=dying).step()
+    await read(lost)
+    assert lost.trace is not None
+    assert (lost.trace.attempt, lost.trace.cached_tokens) == (2, 0)
+    assert second.started

@@ -13,10 +13,11 @@ from core.errors import RequestError
 from core.ids import Attempt, BlockId, HandoffId, RequestId
 from core.request import EngineRequest
 from core.sampling_params import SamplingParams
-from engine.events import Admitted, Computed, Event, Mode, Reserved
+from engine.events import Admitted, Computed, Event, Mode, Reserved, Scored
 from engine.executor.mock_tokens import expected_tokens
 from engine.memory.block_pool import BlockState
 from engine.token_rules import end_of
+from tests.prompt_scores import expected_scores, joined
 from tests.replica import EOS, VOCAB, OracleDrafter, Replica
 
 PROMPT = st.builds(
@@ -62,6 +63,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.prefills: dict[RequestId, EngineRequest] = {}
         self.requests: dict[RequestId, EngineRequest] = {}
         self.locals: dict[RequestId, EngineRequest] = {}
+        self.scored: set[RequestId] = set()
 
     def _request(
         self, prompt: list[int], n: int, max_tokens: int, priority: int, forced: int = 0
@@ -73,6 +75,7 @@ class EngineMachine(RuleBasedStateMachine):
             seed=self.num_added,
             eos_token_ids=(EOS,),
             temperature=float(self.num_added % 2),
+            prompt_logprobs=1 if self.num_added % 3 == 0 else None,
         )
         request = EngineRequest(
             RequestId(f"r{self.num_added}"), tuple(prompt), sampling, priority=priority
@@ -102,6 +105,8 @@ class EngineMachine(RuleBasedStateMachine):
         except RequestError:
             return False
         self.replica.requests[request.request_id] = request
+        if request.wants_prompt_logprobs and mode is Mode.LOCAL and len(request.prompt) > 1:
+            self.scored.add(request.request_id)
         return True
 
     @rule(
@@ -295,6 +300,7 @@ class EngineMachine(RuleBasedStateMachine):
                 break
             self._note(self.replica.step())
         self._check_outputs()
+        self._check_scores()
         self.replica.assert_idle()
         self.replica.executor.close()
 
@@ -309,6 +315,21 @@ class EngineMachine(RuleBasedStateMachine):
                 assert told == expected
                 if expected:
                     assert self.replica.finish_reason(request_id, index) is not None
+
+    def _check_scores(self) -> None:
+        """Each prompt token once and in order, all of them where any sample got a token."""
+        for request_id in self.scored:
+            request = self.replica.requests[request_id]
+            expected = expected_scores(request, VOCAB)
+            events = [e for e in self.replica.events if isinstance(e, Scored)]
+            parts = [e.logprobs for e in events if e.request_id == request_id]
+            has_tokens = any(self.replica.outputs(request_id, i) for i in range(request.sampling.n))
+            assert parts or not has_tokens
+            if parts:
+                told = joined(parts)
+                assert told.end == len(request.prompt) or not has_tokens
+                assert told.chosen == expected.chosen[: len(told.chosen)]
+                assert told.top_ids == expected.top_ids[: len(told.top_ids)]
 
 
 EngineMachine.TestCase.settings = settings(

@@ -10,7 +10,13 @@ import pytest
 
 from core.errors import RequestError
 from core.ids import RequestId, WorkerId
-from core.request import EngineRequest, FinishReason, TokenLogprobs, TokenUpdate
+from core.request import (
+    EngineRequest,
+    FinishReason,
+    PromptLogprobs,
+    TokenLogprobs,
+    TokenUpdate,
+)
 from core.sampling_params import SamplingParams
 from router.dispatch.request_state import (
     Abort,
@@ -131,6 +137,57 @@ def test_stop_strings_end_samples_and_the_last_one_ends_all() -> None:
     waiting.stream_lost(W0, "reset", 1.0)
     assert waiting.finish_sample(0) == ()
     assert waiting.finish_sample(1) == (End(None),)
+
+
+def scores(start: int, end: int) -> PromptLogprobs:
+    places = range(start, end)
+    return PromptLogprobs(start, tuple(-float(at) for at in places), tuple(places))
+
+
+def scored() -> RequestState:
+    sampling = SamplingParams(max_tokens=9, prompt_logprobs=0)
+    state = RequestState(EngineRequest(R, (1, 2, 3, 4), sampling), deadline=600.0)
+    state.begin()
+    state.sent(W0, 0.0, is_suspect=False)
+    return state
+
+
+def test_a_prompt_s_scores_go_on_where_they_stopped() -> None:
+    state = scored()
+    assert state.scored(1, scores(1, 3), 1.0) == (scores(1, 3),)
+    assert state.progress_at == 1.0
+    assert state.phase is Phase.DISPATCHED
+    state.stream_lost(W0, "reset", 2.0)
+    assert state.scored(1, scores(3, 4), 2.0) == (), "of a dispatch before, which is told"
+    state.sent(W1, 2.0, is_suspect=False)
+    assert state.scored(2, scores(1, 2), 3.0) == ()
+    assert state.scored(2, scores(2, 4), 3.0) == (scores(3, 4),)
+    assert state.updated(tokens(5, dispatch=2), 4.0) == (tokens(5, dispatch=2),)
+    assert state.scored(3, scores(1, 4), 5.0) == ()
+
+
+def test_a_gap_in_the_scores_or_a_token_too_early_is_broken() -> None:
+    state = scored()
+    told, again = state.scored(1, scores(2, 4), 1.0)
+    assert told == Abort(W0, 1)
+    assert again == Dispatch(2, (), frozenset({W0}))
+    state = scored()
+    state.scored(1, scores(1, 3), 1.0)
+    told, again = state.updated(tokens(5), 2.0)
+    assert told == Abort(W0, 1)
+    assert again == Dispatch(2, (), frozenset({W0})), "without the token"
+
+
+def test_a_refusal_starts_nothing_and_any_other_trouble_may_have() -> None:
+    state = running()
+    state.refused(1, "overloaded", "", 1.0)
+    assert not state.has_lost_a_start
+    state.sent(W1, 1.0, is_suspect=False)
+    state.failed(2, "a fence", 2.0, retriable=True)
+    assert state.has_lost_a_start
+    state = running()
+    state.stream_lost(W0, "reset", 1.0)
+    assert state.has_lost_a_start
 
 
 def test_refused_everywhere_waits_and_tries_again_until_patience_ends() -> None:
