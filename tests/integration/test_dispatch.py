@@ -166,6 +166,21 @@ async def test_stop_strings_end_one_sample_and_then_the_request(cluster: Cluster
     assert worker.aborted[1:] == [AbortRequest(RequestId("r"), 1, 1)]
 
 
+async def test_no_hit_is_predicted_for_a_prompt_to_be_scored(cluster: Cluster) -> None:
+    """All of it is computed, whatever is cached."""
+    worker = await cluster.add("d0", Role.DECODE)
+    hashes = hash_blocks(tuple(range(100)), block_size=16, fingerprint=bytes.fromhex(FINGERPRINT))
+    cluster.dispatcher.on_delta(WorkerId("d0"), worker.boot, hashes, [])
+    predicted: dict[str, int] = {}
+    for name, wanted in (("plain", None), ("scored", 0)):
+        stream = cluster.start(name, prompt_logprobs=wanted)
+        decision = cluster.dispatcher._live[RequestId(name)].decision
+        assert decision is not None
+        predicted[name] = decision.prefill_tokens
+        stream.abort()
+    assert predicted == {"plain": 100 - 96, "scored": 100}
+
+
 async def test_prefix_hits_of_the_ledger_decide(cluster: Cluster) -> None:
     for name in ("p0", "p1"):
         await cluster.add(name, Role.PREFILL)

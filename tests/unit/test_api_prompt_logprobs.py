@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from core.request import PromptLogprobs
-from router.api.logprobs import echo_logprobs, prompt_logprobs
+from core.request import PromptLogprobs, TokenLogprobs
+from router.api.logprobs import completion_logprobs, echo_logprobs, prompt_logprobs
 
 PROMPT = (10, 11, 12, 13)
 FIRST = PromptLogprobs(1, (-1.5,), (3,), 2, (20, 21), (-0.25, -0.5))
@@ -63,6 +63,13 @@ def test_openai_s_shape_of_an_echo() -> None:
     assert offset == 16
     alone, offset = echo_logprobs(PROMPT[:1], (), 1, token_of)
     assert (alone["tokens"], alone["token_logprobs"], offset) == (["t10 "], [None], 4)
+
+
+def test_of_alternatives_that_look_alike_the_most_likely_one_is_shown() -> None:
+    """Parts of characters all show as U+FFFD; lm-eval asks whether the largest is the token's."""
+    entry = TokenLogprobs(-0.25, (20, 21, 22), (-0.25, -0.5, -1.0))
+    shape, _ = completion_logprobs((20,), (entry,), 3, lambda _: ("\ufffd", b"\xf0"), 0)
+    assert shape["top_logprobs"] == [{"\ufffd": -0.25}]
 
 
 def test_a_missing_score_is_not_hidden() -> None:

@@ -145,7 +145,11 @@ def test_a_peer_s_prompt_is_asked_for_whole_and_scored_there() -> None:
     (first,) = peer.outputs(request.request_id)
     here.write_kv(LONG, reserved.block_ids, 0)
     here.engine.kv_arrived(handoff, (first,), num_received=len(LONG))
+    here.step()
+    preempt(here)
     here.run()
+    recomputed = [one for plan in here.plans for one in plan.added][-1]
+    assert recomputed.num_computed == 48, "nothing is left to score here"
     assert of_kind(here.events, Scored) == []
     assert (first, *here.outputs(request.request_id)) == here.expected(request.request_id)
     state = here.scheduler._state
