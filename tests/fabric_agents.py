@@ -130,7 +130,6 @@ class Agent:
 
     def blocks(self, block_bytes: int) -> list[int]:
         """Return the byte that each block is full of, or MIXED."""
-        self.progress()
         view = self.region.view()
         starts = range(0, len(view), block_bytes)
         return [_only_byte(view[start : start + block_bytes]) for start in starts]

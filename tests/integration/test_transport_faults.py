@@ -193,31 +193,49 @@ def test_all_writes_to_a_killed_peer_end_also_one_posted_among_them(
 def test_bytes_of_a_killed_writer_land_in_quarantined_blocks_only(
     fleet: Fleet, pair: tuple[Any, Any], living: Pair
 ) -> None:
-    writer, target = pair
-    quarantined, free = NUM_BLOCKS // 2, NUM_BLOCKS // 2
-    abandoned, reused = blocks(fleet, 0, quarantined), blocks(fleet, quarantined, free)
+    _, target = pair
+    half = NUM_BLOCKS // 2
+    quarantined, free = blocks(fleet, 0, half), blocks(fleet, half, half)
     region = target.introduce().region
-    fleet.strike(Deed.KILL, writer, when=NEW, lands_at=target)
-    writer.start("write", region, abandoned, abandoned, b"half")
-    fleet.await_strike(Deed.KILL, writer)
-    is_whole = num_landed(fleet, target) == quarantined
+    before = kill_with_buffered_bytes(fleet, pair, quarantined)
     heir, _ = living.get()
     heir.fill(REUSED)
-    handle = heir.write(region, reused, reused, b"at once into others")
+    handle = heir.write(region, free, free, b"at once into others")
+    target.set_polling(True)
     assert end_of(heir, handle).state is WriteState.DONE
     wait_until(lambda: b"at once into others" in target.received(), "the notification")
-    for _ in range(3):
-        landed = target.blocks(fleet.block_bytes)
-        assert landed[quarantined:] == [REUSED] * free
-        assert REUSED not in landed[:quarantined]
-        time.sleep(0.1)  # no event says that nothing comes any more
-    assert is_whole or b"half" not in target.received(), "it never notified"
+    time.sleep(0.2)  # no event says that nothing comes any more
+    landed = target.blocks(fleet.block_bytes)
+    assert landed[half:] == [REUSED] * half
+    assert REUSED not in landed[:half]
+    if fleet.backend is not Backend.CMA:  # its copies end with the process that makes them
+        assert landed[:half] != before[:half], "something was late"
+    assert b"half" not in target.received(), "it never notified"
     target.fence()  # ends the quarantine
-    target.fill(OLD, 0, quarantined * fleet.block_bytes)
+    target.fill(OLD, 0, half * fleet.block_bytes)
     heir.add_peer(target.introduce())
     time.sleep(0.1)
-    wanted = [OLD] * quarantined + [REUSED] * free
-    assert target.blocks(fleet.block_bytes) == wanted
+    assert target.blocks(fleet.block_bytes) == [OLD] * half + [REUSED] * half
+
+
+def kill_with_buffered_bytes(
+    fleet: Fleet, pair: tuple[Any, Any], quarantined: list[Span]
+) -> list[int]:
+    """Kill the writer in the middle of a write; return the target's blocks as they are then. Over
+    TCP the target does not poll meanwhile, so that what the kernels have taken is late."""
+    writer, target = pair
+    region = target.introduce().region
+    if fleet.backend is Backend.TCP:
+        target.set_polling(False)
+        writer.start("write", region, quarantined, quarantined, b"half")
+        time.sleep(0.1)  # until the sockets are full
+        fleet.kill(writer)
+    else:
+        fleet.strike(Deed.KILL, writer, when=NEW, lands_at=target)
+        writer.start("write", region, quarantined, quarantined, b"half")
+        fleet.await_strike(Deed.KILL, writer)
+    landed: list[int] = target.blocks(fleet.block_bytes)
+    return landed
 
 
 def test_a_frozen_target_leaves_the_write_pending_and_the_writer_free(
