@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import trustme
@@ -21,7 +21,7 @@ from core.environment import child_environment
 READY_S = 60.0
 
 
-def reserve_ports(count: int, stack: ExitStack) -> list[int]:
+def reserve_ports(count: int, stack: ExitStack | AsyncExitStack) -> list[int]:
     """Return free ports that nobody else takes while `stack` is open: bound here, and as both sides
     set SO_REUSEADDR, to be listened at by those who are told."""
     probes = [stack.enter_context(socket.socket()) for _ in range(count)]

@@ -25,6 +25,7 @@ from control_plane.etcd.outage import OutageLog
 from control_plane.etcd.session import Session
 from control_plane.etcd.slips import slip_line
 from control_plane.etcd.values import Deleted, KeyValue, Listing, Newest, Put
+from core.addresses import is_loopback
 from core.clock import Clock
 from core.config import ControlPlaneConfig
 from core.errors import ConfigError, ControlPlaneError, DovetailError
@@ -79,6 +80,8 @@ class EtcdClient:
         self._credentials = read_credentials(config, self._endpoints)
         self.rng = rng or SystemRandom()
         self._session = Session(self._credentials, config.request_timeout_s)
+        if self._credentials.user and not self._endpoints.is_tls:
+            _warn_of_open_password(self._endpoints.names)
         how = "over TLS" if self._endpoints.is_tls else "without TLS"
         self._outage = OutageLog(f"{', '.join(self._endpoints.names)} {how}", clock)
         self._has_told_slip = False
@@ -303,6 +306,12 @@ class EtcdClient:
         )
         self._has_told_slip = line is not None
         return ConfigError(line) if line else None
+
+
+def _warn_of_open_password(names: Sequence[str]) -> None:
+    far = [name for name in names if not is_loopback(name.rpartition(":")[0])]
+    if far:
+        _log.warning("the password for etcd goes to %s unencrypted; use https", ", ".join(far))
 
 
 _aio: Any = grpc.aio

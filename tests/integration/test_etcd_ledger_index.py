@@ -59,7 +59,8 @@ class Worker:
     def __init__(self, client: EtcdClient, worker_id: str, boot: str) -> None:
         self.worker_id = WorkerId(worker_id)
         self.truth: set[BlockHash] = set()
-        registry = Registry(client, "test", CLOCK, lease_s=2)
+        # Longer than a loaded machine may keep this loop, which many thousand hashes keep busy
+        registry = Registry(client, "test", CLOCK, lease_s=60)
         self._handle = registry.register(worker_record(worker_id=worker_id, boot=boot))
         self._writer = LedgerWriter(client, "test", self._handle, clock=CLOCK)
 

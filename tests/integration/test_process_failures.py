@@ -1,22 +1,24 @@
-"""A router and a worker, each a real process, around an etcd that comes late, and with a part that
-fails: they wait and serve, or end loudly with exit code 1 for whoever starts them again."""
+"""A router and a worker, each a real process, around an etcd that comes late or keeps them out, and
+with a part that fails: they wait and serve, or end loudly for whoever starts them again."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import signal
-import socket
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Protocol
 
+import httpx
 import pytest
 
 from control_plane.etcd.embedded import EmbeddedEtcd
+from tests.etcd_server import Certificates, EtcdServer, reserve_ports
 from tests.launched import Launched
+from tests.slow_proxy import slow_proxy
 
 pytestmark = pytest.mark.anyio
 
@@ -57,16 +59,18 @@ sys.exit(main(sys.argv[1:]))
 
 
 class Start(Protocol):
-    def __call__(self, kind: str, etcd: str, change: str = "") -> Launched: ...
+    def __call__(
+        self, kind: str, etcd: str, change: str = "", flags: Sequence[str] = ()
+    ) -> Launched: ...
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as stack:
 
-        def starter(kind: str, etcd: str, change: str = "") -> Launched:
+        def starter(kind: str, etcd: str, change: str = "", flags: Sequence[str] = ()) -> Launched:
             program = [sys.executable, "-c", PROGRAM.format(change=change)]
-            command = [*program, *COMMANDS[kind], "--etcd", etcd]
+            command = [*program, *COMMANDS[kind], "--etcd", etcd, *flags]
             return stack.enter_context(Launched(command, tmp_path / f"tmp-{kind}"))
 
         yield starter
@@ -86,26 +90,70 @@ async def test_a_part_that_fails_ends_the_process(start: Start, tmp_path: Path, 
     assert any("LookupError: nobody expected it" in line for line in broken.err)
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
-async def test_by_hand_it_waits_for_etcd_and_says_so_once(
-    start: Start, tmp_path: Path, kind: str
+USER, PASSWORD = "dovetail", "sesame-47"
+
+
+async def test_by_hand_they_wait_for_an_etcd_far_away_and_say_so_once(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launched = start(kind, f"127.0.0.1:{port}")
+    """It has certificates and users, is half a second away each way, and is not there yet."""
+    monkeypatch.setenv("DOVETAIL_ETCD_PASSWORD", PASSWORD)
+    tls = Certificates(tmp_path / "certificates")
+    settings = (f"etcd_ca_file={tls.ca}", f"etcd_user={USER}")
+    flags = [word for setting in settings for word in ("--set", f"control_plane.{setting}")]
+    async with AsyncExitStack() as stack:
+        etcd = EtcdServer(tmp_path, flags={"bcrypt-cost": "4"}, tls=tls)
+        stack.push(etcd)
+        proxy = await stack.enter_async_context(slow_proxy(etcd.endpoint, 0.5))
+        (port,) = reserve_ports(1, stack)
+        url = f"http://127.0.0.1:{port}"
+        of_kind = {"router": ("--port", str(port)), "worker": ()}
+        started = {
+            kind: start(kind, proxy.endpoint, flags=(*flags, *of_kind[kind])) for kind in COMMANDS
+        }
+        waits = re.compile(f"waiting for etcd at {proxy.endpoint} over TLS")
+        for launched in started.values():
+            await seen_in_err(launched, waits)
+            assert launched.out == [], "nothing is ready"
+        transport = httpx.HTTPTransport(retries=5)  # it may be about to listen
+        http = stack.enter_context(httpx.Client(base_url=url, transport=transport, timeout=60))
+        assert (await asyncio.to_thread(http.get, "/health/ready")).status_code == 503
+        etcd.spawn()
+        await asyncio.to_thread(etcd.wait_ready)
+        await asyncio.to_thread(etcd.add_users, USER, PASSWORD, "/dovetail/")
+        for launched in started.values():
+            await asyncio.to_thread(launched.wait_for, r" ready  pid ", 120.0)
+            await seen_in_err(launched, re.compile("etcd answers after"))
+        status = await asyncio.to_thread(http.get, "/status")
+        assert status.status_code == 200
+        for kind, launched in started.items():
+            assert len([line for line in launched.err if waits.search(line)]) == 1, kind
+            code = await asyncio.to_thread(launched.stop, signal.SIGTERM, 60.0)
+            assert code == 0, launched.transcript()
+            assert PASSWORD not in launched.transcript()
+        assert PASSWORD not in status.text
 
-    def said() -> list[str]:
-        return [line for line in launched.err if "waiting for etcd at" in line]
 
-    await asyncio.to_thread(launched.wait_until, lambda: bool(said()))
-    etcd = EmbeddedEtcd(tmp_path / "data", log_path=tmp_path / "log", client_port=port)
-    await etcd.start()
-    await asyncio.to_thread(launched.wait_for, r" ready  pid ")
-    back = re.compile("etcd answers after")
-    await asyncio.to_thread(launched.wait_until, lambda: any(map(back.search, launched.err)))
+async def seen_in_err(launched: Launched, pattern: re.Pattern[str]) -> None:
+    def is_seen() -> bool:
+        return any(map(pattern.search, launched.err))
+
+    await asyncio.to_thread(launched.wait_until, is_seen, 120.0)
+    assert is_seen(), launched.transcript()
     assert launched.process.poll() is None
-    assert len(said()) == 1, launched.transcript()
-    code = await asyncio.to_thread(launched.stop, signal.SIGTERM)
-    await etcd.stop()
-    assert code == 0, launched.transcript()
+
+
+async def test_a_wrong_password_is_one_line_and_a_usage_error(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_ETCD_PASSWORD", "wrong-47")
+    with EtcdServer(tmp_path, flags={"bcrypt-cost": "4"}) as etcd:
+        etcd.add_users(USER, PASSWORD, "/dovetail/")
+        flags = ("--set", f"control_plane.etcd_user={USER}", "--log-level", "error")
+        started = [start(kind, etcd.endpoint, flags=flags) for kind in COMMANDS]
+        for launched in started:
+            assert await asyncio.to_thread(launched.wait, 120.0) == 2, launched.transcript()
+            (line,) = launched.err
+            assert "control_plane.etcd_user = 'dovetail': etcd at " in line
+            assert "the password from DOVETAIL_ETCD_PASSWORD" in line
+            assert launched.out == []

@@ -275,6 +275,8 @@ class LedgerMachine(RuleBasedStateMachine):
             for worker_id, worker in self.workers.items()
         }
         assert not self.reader.state.stale
+        kept = [ledger.parts for ledger in self.reader.state._ledgers.values()]
+        assert not any(kept), "parts of snapshots that nobody will complete"
 
     @invariant()
     def a_listing_reaches_back_only_as_far_as_needed(self) -> None:
@@ -438,21 +440,18 @@ def test_of_a_compacted_history_what_is_left_is_replayed(
 
 
 def test_an_older_history_is_not_mistaken_for_what_is_known() -> None:
-    """An etcd restored from a backup, of which the reader knows more than it does."""
+    """An etcd restored from a backup has revisions again that the reader has heard of."""
     etcd, worker, reader = a_reader_who_missed(0)
-    for block_hash in HASHES[2:8]:
-        worker.state.change([block_hash], [])
-        worker.write(0.0, "ok")
-    reader.hear(100)
     restored = FakeEtcd()
+    restored.keys = {key: (value, 2) for key, (value, _) in etcd.keys.items() if key[1] == "head"}
+    restored.revision = 2
     reader.etcd = worker.etcd = restored
-    worker.state.lost()
-    worker.write(0.0, "ok")
     reader.list_now()
-    worker.state.change(HASHES[8:], [])
+    worker.state.change(HASHES[8:], HASHES[:1])
+    worker.state.lost()
     worker.write(1.0, "ok")
     reader.hear(100)
-    assert restored.revision < etcd.revision
+    assert restored.revision <= etcd.revision
     assert reader.index[WORKERS[0]][1] == worker.state.hashes
 
 
@@ -472,6 +471,32 @@ def test_a_listing_amid_a_snapshot_keeps_its_parts() -> None:
     with mock.patch.object(reader, "take", told.extend):
         reader.hear(100)
     assert [type(effect) for effect in told] == [Snapshot]
+
+
+def test_a_snapshot_whose_parts_were_missed_is_listed() -> None:
+    etcd = FakeEtcd()
+    worker = Worker(etcd, WORKERS[0], 1)
+    worker.write(0.0, "ok")
+    reader = Reader(etcd)
+    worker.state.change(HASHES, [])
+    worker.state.lost()
+    worker.write(1.0, "ok")
+    reader.next_revision = etcd.revision  # only the head is heard
+    reader.hear(1)
+    assert reader.must_list
+    assert reader.index[WORKERS[0]][1] == set(), "what was known holds until then"
+    reader.list_now()
+    assert reader.index[WORKERS[0]][1] == set(HASHES)
+
+
+def test_parts_of_a_snapshot_that_was_given_up_are_forgotten() -> None:
+    etcd = FakeEtcd()
+    worker = Worker(etcd, WORKERS[0], 1)
+    reader = Reader(etcd)
+    etcd.commit(((WORKERS[0], "snap/given-up/0"), join_hashes(HASHES)))
+    worker.write(0.0, "ok")
+    reader.hear(100)
+    assert reader.state._ledgers[WORKERS[0]].parts == {}
 
 
 def test_replaying_one_workers_history_does_not_retell_another_s() -> None:

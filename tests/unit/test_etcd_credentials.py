@@ -153,6 +153,25 @@ def test_a_password_comes_from_its_file_or_the_environment(
     assert "kept" not in f"{found} {found!r}"
 
 
+@pytest.mark.parametrize(
+    ("etcd", "is_warned"),
+    [("10.0.0.1:2379,[::1]:2379", True), ("https://10.0.0.1:2379", False), ("[::1]:2379", False)],
+)
+def test_a_password_in_the_clear_is_warned_of(
+    etcd: str, is_warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DOVETAIL_ETCD_PASSWORD", "sesame-47")
+    EtcdClient(config(etcd=etcd, etcd_user="u"), clock=ManualClock())
+    assert ("goes to 10.0.0.1:2379 unencrypted" in caplog.text) == is_warned
+    assert "sesame" not in caplog.text
+
+
+def test_the_configuration_has_no_place_for_a_password() -> None:
+    """It is written for child processes, and `--set` shows in every list of processes."""
+    with pytest.raises(ConfigError, match="did you mean 'etcd_password_file'"):
+        load({"control_plane": {"etcd_password": "sesame"}})
+
+
 @pytest.mark.parametrize("content", [None, "", "\n"])
 def test_a_user_needs_a_password(
     content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
