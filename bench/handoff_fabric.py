@@ -1,8 +1,10 @@
 """How fast a prompt's KV blocks move to another process, against a memory copy of the same bytes.
 
 Writes the blocks of a 2,000-token prompt (125 blocks of 16 tokens) from one process's pool into
-another's over NIXL as a prefill worker does, through a `TransferThread`. A write counts until the
-other process has seen its notification. The copy is within this process, between two such pools.
+another's over NIXL as a prefill worker does, through a `TransferThread`, and reads them back. A
+write counts until the other process has seen its notification, a read until its bytes are known to
+be the source's. The copy is within this process, between two such pools. Then a pool is fenced: how
+long the engine stands still while its pages move, and how long until peers can be told.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ BLOCK_KIB = (360, 720)
 
 ROUNDS = 21
 AIM = 0.6
+FENCED_BYTES = 1 << 30
+"""The default pool on a CPU."""
+
+FENCE_AIM_MS = 2.0
 CLOCK = SystemClock()
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = PeerName("target@1")
@@ -48,10 +54,11 @@ class Introduction(msgspec.Struct, frozen=True):
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One copy and one write of the same bytes, in seconds."""
+    """One copy, one write and one read of the same bytes, in seconds."""
 
     copy_s: float
     write_s: float
+    read_s: float
 
 
 def run() -> Iterator[Figure]:
@@ -59,7 +66,8 @@ def run() -> Iterator[Figure]:
     for block_kib, scattered in itertools.product(BLOCK_KIB, (False, True)):
         placement = "scattered" if scattered else "contiguous"
         name = f"handoff_fabric.{NUM_BLOCKS}x{block_kib}KiB.{placement}"
-        yield asyncio.run(_measure(name, block_kib << 10, scattered=scattered))
+        yield from asyncio.run(_measure(name, block_kib << 10, scattered=scattered))
+    yield from _fences()
 
 
 def _spans(block_bytes: int, *, scattered: bool) -> SpanPairs:
@@ -70,7 +78,7 @@ def _spans(block_bytes: int, *, scattered: bool) -> SpanPairs:
     return paired_spans(sources, [BlockId(block) for block in every_other], block_bytes)
 
 
-async def _measure(name: str, block_bytes: int, *, scattered: bool) -> Figure:
+async def _measure(name: str, block_bytes: int, *, scattered: bool) -> list[Figure]:
     num_bytes = NUM_BLOCKS * block_bytes
     local, there = _spans(block_bytes, scattered=scattered)
     pool, copy = HostRegion(num_bytes), HostRegion(num_bytes)
@@ -89,26 +97,59 @@ async def _measure(name: str, block_bytes: int, *, scattered: bool) -> Figure:
             copied = CLOCK.now()
             outcome = await thread.write(introduction.region, local, there, b"%d" % number)
             await _line(target)
-            rounds.append(Round(copied - started, CLOCK.now() - copied))
-            assert outcome.state is WriteState.DONE, outcome.reason
+            written = CLOCK.now()
+            back = await thread.read(introduction.region, local, there)
+            read_s = CLOCK.now() - written
+            rounds.append(Round(copied - started, written - copied, read_s))
+            assert outcome.state is back.state is WriteState.DONE, (outcome, back)
         health = await thread.call(lambda fabric: fabric.health())
         await thread.stop()
     pool.close()
     copy.close()
-    return _figure(name, rounds[1:], num_bytes, f"{len(local)} descriptors, {health.transport}")
+    how = f"{len(local)} descriptors, {health.transport}"
+    # The first write to a peer connects.
+    return [
+        _speed(name, [(r.copy_s, r.write_s) for r in rounds[1:]], num_bytes, f"write {how}"),
+        _speed(
+            f"{name}.read", [(r.copy_s, r.read_s) for r in rounds[1:]], num_bytes, f"read {how}"
+        ),
+    ]
 
 
-def _figure(name: str, rounds: list[Round], num_bytes: int, how: str) -> Figure:
-    """The first write to a peer connects, so it is not among `rounds`."""
-    copy_speed = num_bytes / statistics.median(r.copy_s for r in rounds) / 1e9
-    write_speed = num_bytes / statistics.median(r.write_s for r in rounds) / 1e9
+def _speed(name: str, seconds: list[tuple[float, float]], num_bytes: int, what: str) -> Figure:
+    """Compare the speeds of a copy and of a transfer."""
+    copy_speed = num_bytes / statistics.median(copy_s for copy_s, _ in seconds) / 1e9
+    speed = num_bytes / statistics.median(moved_s for _, moved_s in seconds) / 1e9
     return figure(
         name,
-        [r.copy_s / r.write_s for r in rounds],
+        [copy_s / moved_s for copy_s, moved_s in seconds],
         "of a memory copy's bytes/s",
-        against=f"copy {copy_speed:.2f} GB/s; write {write_speed:.2f} GB/s, {how}",
+        against=f"copy {copy_speed:.2f} GB/s; {speed:.2f} GB/s {what}",
         at_least=AIM,
     )
+
+
+def _fences() -> Iterator[Figure]:
+    """Move a pool that has all its pages and a few sinks, and register it anew."""
+    region = HostRegion(FENCED_BYTES)
+    region.prefault()
+    transport = NixlTransport(PeerName("fenced@1"))
+    transport.register(region)
+    moved_s: list[float] = []
+    registered_s: list[float] = []
+    for _ in range(ROUNDS):
+        started = CLOCK.now()
+        region.fence()
+        moved = CLOCK.now()
+        transport.register(region)
+        moved_s.append(moved - started)
+        registered_s.append(CLOCK.now() - started)
+    transport.close()
+    region.close()
+    name = f"handoff_fabric.fence.{FENCED_BYTES >> 20}MiB"
+    stood_ms, told_ms = [1e3 * s for s in moved_s], [1e3 * s for s in registered_s]
+    yield figure(name, stood_ms, "ms", against="the step that waits", at_most=FENCE_AIM_MS)
+    yield figure(f"{name}.registered", told_ms, "ms")
 
 
 # --- the process that is written to ---------------------------------------------------------------
