@@ -35,7 +35,7 @@ from engine.models.read_spec import read_spec
 from router.dispatch.dispatcher import RouterDispatcher
 from router.text.text_model import TextModel
 from router.web.app import create_app
-from router.web.server import ApiServer
+from router.web.server import ApiServer, raise_open_file_limit
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ async def run_router(config: Config, options: RouterOptions) -> None:
         ExceptionGroup: something failed that should not.
     """
     configure(config.log, process=options.name)
+    raise_open_file_limit()
     end = ProcessEnd()
     clock = SystemClock()
     async with AsyncExitStack() as stack:

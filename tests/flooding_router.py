@@ -46,7 +46,7 @@ class FloodingDispatcher:
         lifetime.stamp(Stamp.DISPATCHED, lifetime.at(Stamp.ARRIVED) or 0.0)
         name = request.request.request_id
         stream = RequestStream(
-            name, lifetime, on_abort=self._abort, on_finish_sample=lambda *_: None
+            name, lifetime, on_abort=self.cancel, on_finish_sample=lambda *_: None
         )
         self._tasks[name] = asyncio.create_task(self._flood(request.request, stream))
         return stream
@@ -62,9 +62,9 @@ class FloodingDispatcher:
                 await asyncio.sleep(0)
         stream.end(None)
 
-    def _abort(self, name: RequestId) -> None:
+    def cancel(self, request_id: RequestId) -> None:
         """Every request is let go of so, whether it ended or was given up."""
-        task = self._tasks.pop(name, None)
+        task = self._tasks.pop(request_id, None)
         if task is not None:
             task.cancel()
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
 import msgspec
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from core.clock import SystemClock
@@ -65,6 +68,28 @@ async def serving(
             yield client
     finally:
         await server.stop(drain_s=5.0)
+
+
+@contextmanager
+def serving_in_thread(dispatcher: Dispatcher, config: Config | None = None) -> Generator[str]:
+    """Serve on a loop of its own, for tests that are no coroutines; yield the base URL."""
+    urls: queue.Queue[str] = queue.Queue()
+    ends = asyncio.Event()
+
+    async def serve() -> None:
+        async with serving(dispatcher, config) as client:
+            urls.put(str(client.base_url))
+            await ends.wait()
+
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        yield urls.get(timeout=30)
+    finally:
+        loop.call_soon_threadsafe(ends.set)
+        thread.join()
+        loop.close()
 
 
 def events(body: str) -> list[str]:
