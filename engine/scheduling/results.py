@@ -62,9 +62,7 @@ class Results:
 
     def _score(self, run: RequestRun, logprobs: PromptLogprobs) -> None:
         """Tell what was not told; a preempted prompt's blocks are computed again."""
-        if run.next_scored is None:
-            return
-        news = logprobs.since(run.next_scored)
+        news = logprobs.since(run.next_scored or run.num_prompt)
         if news is None:
             return
         assert news.start == run.next_scored, f"{run.request_id}: prompt tokens without a score"

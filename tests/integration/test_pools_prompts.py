@@ -7,7 +7,9 @@ import asyncio
 
 import pytest
 
-from core.request import EngineRequest
+from core.ids import Attempt, HandoffId, RequestId
+from core.messages import HandoffScored
+from core.request import EngineRequest, PromptLogprobs
 from core.worker_record import Role
 from decode_pool.live_request import RequestState
 from kv_transfer.inprocess.model import Faults
@@ -96,6 +98,23 @@ async def test_a_retry_behind_the_first_token_tells_nothing_again() -> None:
         await cluster.kill_prefill(0)
         await served(cluster, answer, request)
         assert answer.traces[-1].prefill_worker == "prefill-1"
+        check(request, answer)
+        await cluster.until_idle()
+
+
+async def test_a_gap_from_a_peer_costs_an_attempt_and_another_attempt_s_scores_nothing() -> None:
+    async with pool_cluster(prompt_token_s=0.002) as cluster:
+        request = request_of("r", range(10, 80), prompt_logprobs=0)
+        answer = cluster.router.start(request, cluster.candidates)
+        await answer.until(lambda a: len(a.scores) == 1)
+        (stream,) = cluster.streams
+        far = PromptLogprobs(60, (-9.0,), (9,))
+        for attempt in (Attempt(1, 2), Attempt(1, 1)):
+            handoff = HandoffId(request.request_id, attempt)
+            stream.receive(HandoffScored(handoff, far))
+        stream.receive(HandoffScored(HandoffId(RequestId("gone"), Attempt(1, 1)), far))
+        await served(cluster, answer, request)
+        assert answer.traces[-1].attempt == 2
         check(request, answer)
         await cluster.until_idle()
 

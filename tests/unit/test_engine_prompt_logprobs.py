@@ -118,6 +118,20 @@ def test_preempted_in_the_midst_of_its_prompt() -> None:
     replica.assert_all_right()
 
 
+def test_preempted_and_evicted() -> None:
+    replica = Replica(chunk_tokens=16)
+    request_id = replica.add(LONG, max_tokens=3, prompt_logprobs=2)
+    replica.step()
+    replica.step()
+    preempt(replica)
+    memory = replica.scheduler._state.memory
+    memory._make_room(memory.pool.num_blocks)
+    replica.run()
+    assert replica.plans[2].added[0].num_computed == 0
+    check(replica, request_id)
+    replica.assert_all_right()
+
+
 def test_the_last_known_token_sampled_again_is_not_scored_again() -> None:
     """Where nothing is accepted, the prompt's last row is computed twice."""
     refusals = iter([0, 0])

@@ -15,14 +15,15 @@ from core.messages import (
     BlockRun,
     HandoffFailed,
     HandoffRefused,
+    HandoffScored,
     HandoffSettled,
     PrefillAsk,
     RegionDescriptor,
 )
-from core.request import EngineRequest
+from core.request import EngineRequest, PromptLogprobs
 from core.sampling_params import SamplingParams
 from core.worker_record import Hello
-from engine.events import Admitted, CacheChanged, Computed, Generated, Mode
+from engine.events import Admitted, CacheChanged, Computed, Generated, Mode, Scored
 from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.handoff.prefill_side import PrefillTerms
 from kv_transfer.transport import Poll, WriteState
@@ -203,3 +204,12 @@ async def test_a_write_that_was_not_posted_keeps_no_block() -> None:
     stream: Any = world.stream
     world.attempts.settle(stream, HANDOFF)
     assert world.stream.sent[-1] == HandoffSettled(HANDOFF)
+
+
+async def test_scores_go_to_who_asked_and_to_nobody_when_the_attempt_is_over() -> None:
+    world = World()
+    world.ask()
+    logprobs = PromptLogprobs(1, (-0.5,), (1,))
+    world.attempts.engine_says([Scored(RequestId(str(HANDOFF)), logprobs)])
+    world.attempts.engine_says([Scored(RequestId("over"), logprobs)])
+    assert world.stream.sent == [HandoffScored(HANDOFF, logprobs)]
