@@ -6,13 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import engine, handoff, ttft
+from bench import engine, handoff, prefix_index, ttft
 from bench.figures import Figure, bench_line, table
 from core.environment import let_threads_sleep
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "engine": engine.run,
     "handoff": handoff.run,
+    "prefix_index": prefix_index.run,
     "ttft": ttft.run,
 }
 

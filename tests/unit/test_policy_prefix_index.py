@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.prefix_index import bytes_a_block
 from core.block_hash import BlockHash
 from core.ids import Boot, WorkerId
 from router.policy.prefix_index import PrefixIndex
@@ -101,6 +102,10 @@ def test_a_block_weighs_at_most_100_bytes(count: int) -> None:
     finally:
         tracemalloc.stop()
     assert (after - before) / len(index) <= 100
+
+
+def test_nor_does_it_where_many_workers_hold_many_of_the_same() -> None:
+    assert bytes_a_block(44_000) <= 100
 
 
 class CountingPrompt(list[BlockHash]):
