@@ -15,7 +15,8 @@ _LABELS = ("model_name", "engine")
 
 
 class FabricMetrics:
-    """Outbound writes of one worker; give `observe` to its `TransferThread` as `on_outcome`."""
+    """The writes and reads that one worker posts; give `observe` to its `TransferThread` as
+    `on_outcome`."""
 
     def __init__(
         self, registry: CollectorRegistry, *, model_name: str, engine: str, backend: str
@@ -24,34 +25,37 @@ class FabricMetrics:
         labels = (model_name, engine)
         self._xfer_time = Histogram(
             "vllm:nixl_xfer_time_seconds",
-            "Seconds from posting a KV write to its completion.",
+            "Seconds from posting a KV write or read to its completion.",
             _LABELS,
             registry=registry,
             buckets=_SECONDS[1:],
         ).labels(*labels)
         self._post_time = Histogram(
             "vllm:nixl_post_time_seconds",
-            "Seconds that posting a KV write took.",
+            "Seconds that posting a KV write or read took.",
             _LABELS,
             registry=registry,
             buckets=_SECONDS,
         ).labels(*labels)
         self._num_bytes = Histogram(
             "vllm:nixl_bytes_transferred",
-            "Bytes of one KV write.",
+            "Bytes of one KV write or read.",
             _LABELS,
             registry=registry,
             buckets=_BYTES,
         ).labels(*labels)
         self._num_descriptors = Histogram(
             "vllm:nixl_num_descriptors",
-            "Descriptors of one KV write, after merging neighbours.",
+            "Descriptors of one KV write or read, after merging neighbours.",
             _LABELS,
             registry=registry,
             buckets=_DESCRIPTORS,
         ).labels(*labels)
         self._failed = Counter(
-            "vllm:nixl_num_failed_transfers", "KV writes that failed.", _LABELS, registry=registry
+            "vllm:nixl_num_failed_transfers",
+            "KV writes and reads that failed.",
+            _LABELS,
+            registry=registry,
         ).labels(*labels)
         self._transport = Gauge(
             "dovetail:transport_in_use",
@@ -61,7 +65,7 @@ class FabricMetrics:
         )
 
     def observe(self, outcome: WriteOutcome) -> None:
-        """Count one write's end."""
+        """Count the end of a write or read."""
         if outcome.state is not WriteState.DONE:
             self._failed.inc()
             return

@@ -10,6 +10,7 @@ opening the connection weigh as much as the bytes, and nothing is told.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,6 +23,10 @@ _TELLING_BYTES = 4096
 _CERTAIN_BYTES = 1 << 20
 _MAX_LANES = 4
 """UCX stripes a transfer over so many sockets at most, unless UCX_MAX_RMA_LANES says otherwise."""
+
+_MAX_SAMPLES = 32
+"""Of one peer: looking at the sockets takes about a millisecond, and where transfers to several
+peers always overlap it may never tell."""
 
 _HAS_RDMA = Path("/sys/class/infiniband").exists()
 
@@ -47,6 +52,7 @@ class Carriers:
     def __init__(self) -> None:
         self._by_peer: dict[PeerName, str] = {}
         self._likely_tcp: set[PeerName] = set()
+        self._num_samples: Counter[PeerName] = Counter()
         self._open: list[Sample] = []
 
     @property
@@ -58,6 +64,7 @@ class Carriers:
         """The peer was removed; its next connection may be another one."""
         self._by_peer.pop(peer, None)
         self._likely_tcp.discard(peer)
+        del self._num_samples[peer]
 
     def begin(
         self, peer: PeerName, num_bytes: int, *, is_read: bool, busy: Iterable[PeerName]
@@ -71,6 +78,9 @@ class Carriers:
             other.is_crowded = other.is_crowded or other.peer != peer
         if peer in self._by_peer or num_bytes < _TELLING_BYTES:
             return None
+        if self._num_samples[peer] == _MAX_SAMPLES:
+            return None
+        self._num_samples[peer] += 1
         is_crowded = any(other != peer for other in busy)
         sample = Sample(peer, num_bytes, is_read, tcp_traffic(), is_crowded)
         self._open.append(sample)

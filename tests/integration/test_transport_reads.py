@@ -214,6 +214,22 @@ def test_a_frozen_source_is_read_after_its_thaw_at_the_latest(
     assert reader.blocks(fleet.block_bytes) == [NEW] * NUM_BLOCKS
 
 
+def test_a_destroyed_agent_reads_into_our_memory_no_more(
+    fleet: Fleet, pair: tuple[Any, Any]
+) -> None:
+    _, source = pair
+    stranger = fleet.start("destroyed@1")  # not connected: needs the source's answer anyhow
+    everything, region = blocks(fleet), source.introduce().region
+    stranger.add_peer(source.introduce())
+    fleet.freeze(source)
+    stranger.read(region, everything, everything)
+    stranger.close()
+    stranger.fill(OLD)
+    fleet.thaw(source)
+    time.sleep(0.2)  # no event says that nothing comes
+    assert stranger.blocks(fleet.block_bytes) == [OLD] * NUM_BLOCKS
+
+
 def test_a_source_killed_under_a_read_fails_it_and_the_reader_lives(
     fleet: Fleet, pair: tuple[Any, Any], living: Pair
 ) -> None:

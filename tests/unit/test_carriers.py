@@ -83,6 +83,19 @@ def test_another_peers_bytes_make_no_tcp(observed: Observed) -> None:
     assert observed.carriers.seen == []
 
 
+def test_a_peer_that_never_tells_is_left_alone_until_it_is_forgotten(observed: Observed) -> None:
+    def look() -> bool:
+        sample = observed.carriers.begin(NEAR, LARGE, is_read=False, busy=[FAR])
+        if sample is not None:
+            observed.carriers.end(sample, is_done=True)
+        return sample is not None
+
+    observed.busiest = Carried(sent=LARGE)
+    assert [look() for _ in range(40)] == [True] * 32 + [False] * 8
+    observed.carriers.forget(NEAR)
+    assert look()
+
+
 def test_a_forgotten_peer_is_found_out_anew(observed: Observed) -> None:
     observed.transfer(NEAR, SMALL, Carried())
     observed.transfer(FAR, SMALL, Carried(sent=SMALL))
