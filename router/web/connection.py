@@ -4,8 +4,9 @@
 
 - Back-pressure both ways: an answer waits while the client does not read (`drained`), and reading
   pauses while the application, or a queue of pipelined requests, is behind.
-- A client that closes its sending half still gets its answers. One that is gone looks the same, so
-  it is probed: what it is sent then comes back as a reset, which the socket's state shows.
+- A client that closes its sending half still gets its answers. One that is gone looks the same, or
+  hides behind requests that are not read yet. So both are probed: what is sent to who is gone comes
+  back as a reset, which the socket's state shows.
 - Nothing waits without end: the server calls `check` a few times a second.
 - What cannot be parsed is answered in its turn, with the one error shape; then the connection ends.
 """
@@ -44,8 +45,8 @@ reset the connection, and the client might lose the answer."""
 _FIRST_LOOK_S, _MAX_LOOK_S = 0.05, 1.0
 """From a client's end of sending until it is probed, and between probes at most."""
 
-_TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
-"""linux/tcp_states.h: reset; closed by the peer's side."""
+_TCP_CLOSE = 7
+"""linux/tcp_states.h: a connection that was reset."""
 
 
 class ConnectionOwner(Protocol):
@@ -153,7 +154,7 @@ class HttpConnection(asyncio.Protocol):
         self._has_eof = True
         if self._lingers_until is not None:
             return False
-        if self._parser.has_begun:
+        if self._parser.has_begun and not self._is_dropping:
             msg = "the request ended before it was complete: it is shorter than announced"
             self._refuse(RequestError(msg, code="incomplete_request"))
         self.close_when_answered()
@@ -237,7 +238,7 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.abort()
         elif self._current is None:
             self._check_idle(now)
-        elif self._is_paused and not self._is_there():
+        elif self._is_paused and self._waiting and not self._is_there():
             self._transport.abort()
         elif self._current.is_awaited and now - self._since > self._owner.http.body_timeout_s:
             self._refuse(_too_late("body", self._owner.http.body_timeout_s))
@@ -329,16 +330,15 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _is_there(self) -> bool:
-        """Return False when the client is known to be gone; ask where that is not known."""
+        """Return False when the client of an answer in progress is known to be gone; ask it, for
+        the next time."""
         state = self._transport.get_extra_info("socket").getsockopt(
             socket.IPPROTO_TCP, socket.TCP_INFO, 1
         )[0]
         if state == _TCP_CLOSE or self._current is None:
             return False
-        if self._has_eof or state == _TCP_CLOSE_WAIT:
-            has_asked = self._transport.get_write_buffer_size() > 0
-            return has_asked or self._current.probe()
-        return True
+        has_asked = self._transport.get_write_buffer_size() > 0
+        return has_asked or self._current.probe()
 
     def _close(self) -> None:
         """Every answer is out, though it may not have arrived."""

@@ -116,10 +116,9 @@ class Exchange:
         return len(self._body) > MAX_UNREAD_BYTES
 
     def feed(self, data: bytes) -> None:
-        """Take some of the body; what comes after the answer is dropped."""
-        if not self._has_answered:
-            self._body += data
-            self._wake()
+        """Take some of the body."""
+        self._body += data
+        self._wake()
 
     def complete(self) -> None:
         """The whole request came."""
@@ -145,7 +144,7 @@ class Exchange:
         """Send something that changes no answer, so that a client who is gone, and has not only
         closed its sending half, replies with a reset. Returns False where there is nothing such."""
         if self._has_sent_head:
-            if self._probe and not self._has_answered:
+            if self._probe:
                 self._wire.write(self._framed(self._probe, more=True))
             return True
         if self.scope["http_version"] == "1.0":
@@ -214,6 +213,8 @@ class Exchange:
             data = self._framed(body, more=more)
         else:
             data = self._first(body, more=more)
+        if not more:
+            self._probe = b""
         self._wire.write(data)
         await self._wire.drained()
         if not more and not self._is_lost:

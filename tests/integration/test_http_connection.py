@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from core.clock import SystemClock
 from core.config import HttpConfig
 from core.errors import RequestError
+from router.web import connection
 from router.web.asgi import Receive, Scope, Send, read_body, send_bytes
 from router.web.errors import error_body, error_headers
 from router.web.request_parser import MAX_HEAD_BYTES
@@ -37,12 +39,14 @@ class Echo:
         gate: /wait and /stream go on when it is set.
         waiting: requests that wait for it.
         left: paths whose client was seen to leave.
+        num_sent: parts of /flood, 64 KiB each.
     """
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.waiting = 0
         self.left: list[str] = []
+        self.num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -60,7 +64,9 @@ class Echo:
         except RequestError as error:
             await send_bytes(send, error.status, error_body(error), error_headers(error))
             return
-        if path in ("/wait", "/stream"):
+        if path == "/flood":
+            await self._flood(send)
+        elif path in ("/wait", "/stream"):
             await self._wait(path, receive, send)
         else:
             await self._echo(scope, send)
@@ -68,6 +74,15 @@ class Echo:
     async def _echo(self, scope: Scope, send: Send) -> None:
         seen = f"{scope['method']} {scope['path']}?{scope['query_string'].decode()}"
         await send_bytes(send, 200, seen.encode(), [(b"content-type", b"text/plain")])
+
+    async def _flood(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not self.gate.is_set():
+            self.num_sent += 1
+            part = {"body": bytes(1 << 16), "more_body": True}
+            await send({"type": "http.response.body", **part})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"end"})
 
     async def _wait(self, path: str, receive: Receive, send: Send) -> None:
         if path == "/stream":
@@ -159,6 +174,48 @@ async def test_a_pipelining_client_that_leaves_is_seen_by_the_answer_in_progress
         await until(lambda: app.waiting == 1)
         client.writer.close()
         await until(lambda: app.left == ["/wait"])
+
+
+async def test_a_client_that_is_gone_is_seen_behind_requests_that_were_not_read() -> None:
+    async with echoing() as (app, port), raw_client(port) as client:
+        client.send(get("/wait") + get("/x") * 100_000)
+        await until(lambda: app.waiting == 1)
+        client.writer.transport.abort()
+        await until(lambda: app.left == ["/wait"])
+
+
+async def test_a_client_that_does_not_read_stops_its_answer_alone() -> None:
+    async with (
+        echoing() as (app, port),
+        raw_client(port, receive_buffer=4096) as slow,
+        raw_client(port) as client,
+    ):
+        cast("asyncio.ReadTransport", slow.writer.transport).pause_reading()
+        slow.send(get("/flood"))
+        sent = -1
+        while app.num_sent != sent:  # it comes to a halt
+            sent = app.num_sent
+            for _ in range(20):
+                client.send(get("/a"))
+                await expect_echo(client, b"GET /a?")
+        assert 0 < sent <= 8, "more than the kernel and one buffer hold"
+        app.gate.set()
+        cast("asyncio.ReadTransport", slow.writer.transport).resume_reading()
+        answer = await slow.answer()
+        assert len(answer.body) == (sent << 16) + len("end")
+
+
+async def test_a_client_that_does_not_read_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "router.web.connection")
+    async with (
+        echoing(send_timeout_s=0.1) as (app, port),
+        raw_client(port, receive_buffer=4096) as slow,
+    ):
+        cast("asyncio.ReadTransport", slow.writer.transport).pause_reading()
+        slow.send(get("/flood"))
+        await until(lambda: "took nothing for 0.1 s" in caplog.text)
+        sent = app.num_sent
+        await until(lambda: app.num_sent > sent)  # what is sent goes nowhere, and is not waited for
 
 
 async def test_bytes_one_by_one() -> None:
@@ -353,6 +410,32 @@ async def test_an_answer_before_the_body_s_end_arrives() -> None:
             await client.writer.drain()
         client.writer.write_eof()
         assert await client.has_ended()
+
+
+def sends_in_vain(client: RawClient) -> bool:
+    """Send one more byte; return whether the connection was reset."""
+    client.send(b"x")
+    return client.writer.transport.is_closing()
+
+
+async def test_who_does_not_stop_sending_is_cut_off_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "_LINGER_S", 0.2)
+    async with echoing() as (_, port), raw_client(port) as client:
+        client.send(b"POST /unread HTTP/1.1\r\ncontent-length: 1000\r\n\r\n")
+        assert (await client.answer()).body == b"unread"
+        assert await client.has_ended(), "the server's half closes at once"
+        await until(lambda: sends_in_vain(client))
+
+
+async def test_a_stop_does_not_wait_for_who_does_not_stop_sending() -> None:
+    async with echoing() as (_, port), raw_client(port) as client:
+        client.send(b"POST /unread HTTP/1.1\r\ncontent-length: 1000\r\n\r\n")
+        assert (await client.answer()).body == b"unread"
+        clock = SystemClock()
+        begin = clock.now()
+    assert clock.now() - begin < 4.0, "it lingers for 5 s"
 
 
 @pytest.mark.parametrize(
