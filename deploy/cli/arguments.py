@@ -169,9 +169,7 @@ def _add_chat(commands: _Commands) -> None:
     chat = commands.add(
         "chat", "talk to the model, in the terminal or through a pipe", _CHAT_EXAMPLES
     )
-    chat.add_argument(
-        "--url", help=f"the router's (default: $OPENAI_BASE_URL, else {DEFAULT_URL})"
-    )
+    chat.add_argument("--url", help=f"the router's (default: $OPENAI_BASE_URL, else {DEFAULT_URL})")
     chat.add_argument(
         "--api-key", metavar="KEY", help="where the API wants one (default: $OPENAI_API_KEY)"
     )
