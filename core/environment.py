@@ -72,6 +72,14 @@ def let_threads_sleep() -> None:
     set_default("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def let_grpc_be_quiet() -> None:
+    """Keep gRPC's own lines off stderr unless the user wants them; call before grpc is imported.
+
+    What goes wrong reaches us as exceptions, and is told once; gRPC would tell it at each attempt.
+    """
+    set_default("GRPC_VERBOSITY", "ERROR")
+
+
 _PROXY_VARIABLES = frozenset(
     {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy"}
 )

@@ -275,24 +275,30 @@ class EtcdClient:
         message = f"etcd: {operation}: {words}"
         match failure:
             case Failure.REFUSAL:
-                return ControlPlaneError(message)
+                slip = None
             case Failure.NO_SPACE:
+                slip = None
                 self._outage.full(message)
-                return ControlPlaneError(message)
             case Failure.NO_PERMISSION:
-                is_slip = operation not in self._allowed
-                if operation not in self._denied:
+                is_new = operation not in self._allowed
+                slip = self._slip(failure, words, endpoint) if is_new else None
+                if slip is None and operation not in self._denied:
                     self._denied.add(operation)
                     _log.warning("%s", message)
             case _:
-                self._connections.failed(endpoint)
-                if not self._connections.have_all_failed:
-                    return ControlPlaneError(message)
-                is_slip = not self._outage.was_reached
-                self._outage.failed(message)
-        return (self._slip(failure, words, endpoint) if is_slip else None) or ControlPlaneError(
-            message
-        )
+                slip = self._unanswered(failure, words, endpoint, message)
+        return slip or ControlPlaneError(message)
+
+    def _unanswered(
+        self, failure: Failure, words: str, endpoint: str, message: str
+    ) -> ConfigError | None:
+        self._connections.failed(endpoint)
+        if not self._connections.have_all_failed:
+            return None
+        slip = None if self._outage.was_reached else self._slip(failure, words, endpoint)
+        if not self._has_told_slip:  # else the process is about to end
+            self._outage.failed(message)
+        return slip
 
     def _slip(self, failure: Failure, words: str, endpoint: str) -> ConfigError | None:
         if self._has_told_slip:

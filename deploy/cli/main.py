@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Sequence
 
-from core.environment import let_threads_sleep, pip_command
+from core.environment import let_grpc_be_quiet, let_threads_sleep, pip_command
 from deploy.cli.platform_check import missing_package, unsupported
 from deploy.terminal import complain
 
@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(problem)
         return USAGE_ERROR
     let_threads_sleep()
+    let_grpc_be_quiet()
     try:
         # Imported here: it needs third-party packages and a new Python, which were checked above.
         from deploy.cli.commands import run  # noqa: PLC0415
