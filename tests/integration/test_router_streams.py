@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -18,6 +18,7 @@ from core.errors import RequestError
 from core.request import EngineRequest, FinishReason, TokenUpdate
 from router.web.app import create_app
 from router.web.server import ApiServer
+from tests.raw_http import raw_client
 from tests.router_server import ON_UVLOOP, configured, events, serving, smollm2_text, until
 from tests.scripted_dispatcher import ScriptedDispatcher, saying, updates_of
 
@@ -184,6 +185,26 @@ async def test_a_client_that_leaves_ends_its_generation(stream: bool) -> None:
     assert f"{success} 1.0" in metrics
     assert 'dovetail:http_requests{state="streaming"} 0.0' in metrics
     assert f'dovetail:http_responses_total{{route="{PATH}",status="499"}} 1.0' in metrics
+
+
+@pytest.mark.parametrize("prompt", ["x", ["x", "y"]])
+async def test_a_client_that_does_not_read_loses_its_request(prompt: object) -> None:
+    async def script(request: EngineRequest) -> AsyncIterator[Sequence[TokenUpdate]]:
+        while True:
+            yield updates_of(request, TEXT.encode(HELLO) * 20)[:-1]
+            await asyncio.sleep(0)
+
+    dispatcher = ScriptedDispatcher(script)
+    body = json.dumps({"prompt": prompt, "stream": True, "max_tokens": 400}).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    async with (
+        serving(dispatcher, configured(http={"send_timeout_s": 0.1})) as client,
+        raw_client(client.base_url.port, receive_buffer=4096) as slow,
+    ):
+        cast("asyncio.ReadTransport", slow.writer.transport).pause_reading()
+        slow.send(request)
+        await until(lambda: 0 < len(dispatcher.started) == len(dispatcher.aborted))
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_silence_brings_comments() -> None:
