@@ -1,7 +1,7 @@
 """A router's half of the cache ledger: which block hashes every worker's caches hold, followed.
 
-A hint for routing: nothing that must be right reads it. See `ledger_writer` for the other half and
-`ledger_state` for what both mean.
+A hint for routing: nothing that must be right reads it. See `writer` for the other half and
+`state` for what both mean.
 """
 
 from __future__ import annotations
