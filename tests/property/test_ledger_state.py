@@ -493,7 +493,11 @@ def test_parts_of_a_snapshot_that_was_given_up_are_forgotten() -> None:
     etcd = FakeEtcd()
     worker = Worker(etcd, WORKERS[0], 1)
     reader = Reader(etcd)
-    etcd.commit(((WORKERS[0], "snap/given-up/0"), join_hashes(HASHES)))
+    for number in range(2):
+        etcd.commit(((WORKERS[0], f"snap/given-up/{number}"), join_hashes(HASHES)))
+    etcd.commit(((WORKERS[0], "snap/given-up/1"), None))
+    reader.hear(100)
+    assert [*reader.state._ledgers[WORKERS[0]].parts["given-up"]] == [0]
     worker.write(0.0, "ok")
     reader.hear(100)
     assert reader.state._ledgers[WORKERS[0]].parts == {}
