@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import httpx
@@ -95,6 +96,28 @@ def wait_idle(router: Router, *workers: str, timeout_s: float = RECOVERY_S) -> d
 def process(cluster: Cluster, component: str) -> psutil.Process:
     """Return a component's present process."""
     return psutil.Process(cluster.pid(component))
+
+
+def pool_address(process: psutil.Process) -> int:
+    """Return where a worker has its KV memory: its only mapping with the advice for huge pages."""
+    (address,) = (start for start, _, flags in mappings(process) if "hg" in flags)
+    return address
+
+
+def is_mapped(process: psutil.Process, address: int) -> bool:
+    """Return whether a process may access an address."""
+    return any(start <= address < end for start, end, _ in mappings(process))
+
+
+def mappings(process: psutil.Process) -> Iterator[tuple[int, int, list[str]]]:
+    """Yield start, end and flags (proc_pid_smaps(5)) of a process's mappings."""
+    start = end = 0
+    for line in Path(f"/proc/{process.pid}/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if name == "VmFlags:":
+            yield start, end, values
+        elif not name.endswith(":"):
+            start, end = (int(part, 16) for part in name.split("-"))
 
 
 def kill(cluster: Cluster, component: str) -> int:

@@ -9,7 +9,18 @@ import pytest
 
 from tests.asked import Asked, prompt_of
 from tests.cluster import Cluster, Up
-from tests.faults import deaths, kill, scrape, until, wait_idle, wait_live, wait_restarted
+from tests.faults import (
+    deaths,
+    is_mapped,
+    kill,
+    pool_address,
+    process,
+    scrape,
+    until,
+    wait_idle,
+    wait_live,
+    wait_restarted,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -87,3 +98,22 @@ def test_killed_under_many_requests(cluster: Cluster) -> None:
     for one in again:
         one.expect_mock_answer()
     wait_restarted(cluster, victim, dead)
+
+
+def test_a_sink_goes_when_the_next_life_of_its_last_writer_is_reached(cluster: Cluster) -> None:
+    decode = process(cluster, "decode-0")
+    known = pool_address(decode)
+    asked = Asked(cluster.url, prompt_of(NUM_TOKENS, 900), 24, disaggregate="always")
+    victim = pushing_worker(cluster, 20)
+    dead = kill(cluster, victim)
+    asked.expect_mock_answer()
+    wait_idle(cluster, "decode-0")
+    assert pool_address(decode) != known, "fenced"
+    assert is_mapped(decode, known), "writing to an unmapped address would end the process"
+    wait_restarted(cluster, victim, dead)
+    for salt in range(40):
+        asked = Asked(cluster.url, prompt_of(64, 1000 + salt), 4, disaggregate="always")
+        asked.expect_mock_answer()
+        if asked.path["prefill_worker"] == victim:
+            break
+    until(lambda: not is_mapped(decode, known), "the end of the sink")
