@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from core.errors import RequestError
-from router.web.asgi import Receive, Scope, Send, send_bytes
+from router.web.asgi import Receive, Scope, Send, refuse_what_is_no_request, send_bytes
 from router.web.errors import error_body, error_headers
 
 _JSON = b"application/json"
@@ -33,11 +33,16 @@ class WorkerApp:
         self._is_ready = is_ready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; WebSockets are not accepted."""
+        """Answer one request."""
         del receive
-        if scope["type"] != "http":
-            return
-        match scope["path"]:
+        try:
+            refuse_what_is_no_request(scope)
+            await self._answer(scope["path"], send)
+        except RequestError as error:
+            await send_bytes(send, error.status, error_body(error), error_headers(error))
+
+    async def _answer(self, path: str, send: Send) -> None:
+        match path:
             case "/metrics":
                 await self._refresh()
                 headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
@@ -49,10 +54,9 @@ class WorkerApp:
                 body = b'{"status":"ready"}' if is_ready else b'{"status":"not ready"}'
                 status = 200 if is_ready else 503
                 await send_bytes(send, status, body, [(b"content-type", _JSON)])
-            case path:
+            case _:
                 message = f"unknown route {path}: a worker serves /metrics and /health"
-                error = RequestError(message, status=404, code="not_found")
-                await send_bytes(send, 404, error_body(error), error_headers(error))
+                raise RequestError(message, status=404, code="not_found")
 
     def abort_all(self) -> None:
         """Nothing here runs for longer than an answer."""

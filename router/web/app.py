@@ -16,7 +16,17 @@ from core.config import Config
 from core.errors import RequestError
 from router.dispatch.interface import Dispatcher
 from router.text.text_model import TextModel
-from router.web.asgi import AsgiApp, ClientGone, Message, Receive, Scope, Send, header, send_bytes
+from router.web.asgi import (
+    AsgiApp,
+    ClientGone,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    header,
+    refuse_what_is_no_request,
+    send_bytes,
+)
 from router.web.completions import READERS, CompletionsEndpoint
 from router.web.context import ApiContext
 from router.web.control_routes import ControlRoutes
@@ -103,6 +113,7 @@ class RouterApp:
             await send(message)
 
         try:
+            refuse_what_is_no_request(scope)
             self._authenticate(scope)
             await self._router(scope, receive, send_named)
         except RequestError as error:

@@ -21,6 +21,13 @@ class ClientGone(Exception):  # noqa: N818 - a state of the connection, no error
     """The client left before its answer was complete."""
 
 
+def refuse_what_is_no_request(scope: Mapping[str, Any]) -> None:
+    """Raise what the server has against the bytes that it got in a request's place."""
+    refusal: RequestError | None = scope.get("refusal")
+    if refusal is not None:
+        raise refusal
+
+
 def header(scope: Mapping[str, Any], name: bytes) -> str | None:
     """Return the first header of this (lower-case) name."""
     for key, value in scope["headers"]:

@@ -8,7 +8,8 @@
   hides behind requests that are not read yet. So both are probed: what is sent to who is gone comes
   back as a reset, which the socket's state shows.
 - Nothing waits without end: the server calls `check` a few times a second.
-- What cannot be parsed is answered in its turn, with the one error shape; then the connection ends.
+- What cannot be parsed is answered in its turn: the application finds in `scope["refusal"]` the
+  RequestError to answer with. Then the connection ends.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from typing import Any, Protocol, cast
 
 from core.config import HttpConfig
 from core.errors import RequestError
-from router.web.asgi import AsgiApp, Receive, Scope, Send, send_bytes
-from router.web.errors import error_body, error_headers
+from router.web.asgi import AsgiApp, Scope
 from router.web.exchange import Exchange
 from router.web.request_parser import RequestHead, RequestParser
 
@@ -177,7 +177,7 @@ class HttpConnection(asyncio.Protocol):
         if self._is_last:
             return
         self._is_last = not head.keeps_alive
-        self._receiving = self._enqueue(head, self._app)
+        self._receiving = self._enqueue(head, {})
 
     def body(self, data: bytes) -> None:
         if self._receiving is not None:
@@ -293,8 +293,8 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def _enqueue(self, head: RequestHead, app: AsgiApp) -> Exchange:
-        exchange = Exchange(app, head, self._scope(head), self)
+    def _enqueue(self, head: RequestHead, more: Scope) -> Exchange:
+        exchange = Exchange(self._app, head, {**self._scope(head), **more}, self)
         if self._current is None:
             self._start(exchange)
         else:
@@ -316,7 +316,7 @@ class HttpConnection(asyncio.Protocol):
         head = RequestHead(
             "GET", "", b"", b"", [], "1.1", keeps_alive=False, expects_continue=False
         )
-        self._enqueue(head, _refusal(error))
+        self._enqueue(head, {"refusal": error})
 
     def _look_later(self, delay_s: float) -> None:
         asyncio.get_running_loop().call_later(delay_s, self._look, delay_s)
@@ -370,14 +370,6 @@ class HttpConnection(asyncio.Protocol):
             "client": self._transport.get_extra_info("peername"),
             "server": self._transport.get_extra_info("sockname"),
         }
-
-
-def _refusal(error: RequestError) -> AsgiApp:
-    async def app(_: Scope, receive: Receive, send: Send) -> None:
-        del receive
-        await send_bytes(send, error.status, error_body(error), error_headers(error))
-
-    return app
 
 
 def _too_late(part: str, timeout_s: float) -> RequestError:

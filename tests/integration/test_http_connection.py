@@ -16,7 +16,14 @@ from core.clock import SystemClock
 from core.config import HttpConfig
 from core.errors import RequestError
 from router.web import connection
-from router.web.asgi import Receive, Scope, Send, read_body, send_bytes
+from router.web.asgi import (
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    refuse_what_is_no_request,
+    send_bytes,
+)
 from router.web.errors import error_body, error_headers
 from router.web.request_parser import MAX_HEAD_BYTES
 from router.web.server import ApiServer
@@ -60,6 +67,7 @@ class Echo:
         if path == "/silent":
             return
         try:
+            refuse_what_is_no_request(scope)
             await read_body(scope, receive, 1 << 30)
         except RequestError as error:
             await send_bytes(send, error.status, error_body(error), error_headers(error))

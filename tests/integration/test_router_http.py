@@ -234,7 +234,9 @@ async def test_what_the_worker_gets() -> None:
     assert started.request.sampling.logit_bias == ()
 
 
-@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/version"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/health/live", "/health/ready", "/version", "/v1/models", "/docs"]
+)
 async def test_head_answers_as_get_without_a_body(path: str) -> None:
     dispatcher = hello()
     async with serving(dispatcher) as client:
@@ -246,12 +248,22 @@ async def test_head_answers_as_get_without_a_body(path: str) -> None:
             assert head.status_code == (503 if path == "/health/ready" and not ready else 200)
 
 
+@pytest.mark.parametrize(("path", "status"), [("/nowhere?x", 404), ("/tokenize", 405)])
+async def test_head_of_what_is_not_there(path: str, status: int) -> None:
+    async with serving(hello()) as client:
+        head = await client.head(path)
+    assert (head.status_code, head.content) == (status, b"")
+    assert int(head.headers["content-length"]) > 0
+
+
 async def test_models_and_health() -> None:
     dispatcher = hello()
     async with serving(dispatcher) as client:
         card = (await client.get("/v1/models")).json()["data"][0]
         assert (card["id"], card["max_model_len"], card["object"]) == ("smol", 512, "model")
         assert (await client.get("/v1/models/smol")).json() == card
+        for name in ("%73mol", "smol?a=%2F&b", "smol#x"):
+            assert (await client.get(f"/v1/models/{name}")).json() == card
         assert (await client.get("/v1/models/other")).status_code == 404
         for path in ("/health", "/health/live", "/health/ready"):
             assert (await client.get(path)).status_code == 200

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from core.errors import RequestError
+from tests.raw_http import raw_client
 from tests.router_server import ON_UVLOOP, configured, serving, smollm2_text
 from tests.scripted_dispatcher import ScriptedDispatcher, saying
 
@@ -56,6 +57,10 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
         ("DELETE", "/version", 405, "method_not_allowed"),
         ("GET", "/tokenize", 405, "method_not_allowed"),
         ("GET", "/v1/models/no/such", 404, "model_not_found"),
+        ("GET", "/v1/models/", 404, "not_found"),
+        ("GET", "/health/", 404, "not_found"),
+        ("GET", "/%2Fhealth", 404, "not_found"),
+        ("OPTIONS", "/v1/models", 405, "method_not_allowed"),
     ],
 )
 async def test_routes(method: str, path: str, status: int, code: str) -> None:
@@ -141,6 +146,16 @@ async def test_a_broken_body_is_told_to_who_still_listens(
         assert b"content-type: application/json" in head
         assert json.loads(body)["error"]["code"] == code
         label = f'route="{path}",status="400"'
+        assert label in (await client.get("/metrics")).text
+
+
+async def test_what_is_no_http_is_counted_and_named() -> None:
+    async with serving(hello()) as client, raw_client(client.base_url.port) as raw:
+        raw.send(b"GET / HTTP/1.1\r\nno colon\r\n\r\n")
+        answer = await raw.answer()
+        assert (answer.status, answer.error()["code"]) == (400, "malformed_request")
+        assert len(answer.headers["x-request-id"]) == 32
+        label = 'route="other",status="400"'
         assert label in (await client.get("/metrics")).text
 
 
