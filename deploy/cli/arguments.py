@@ -27,6 +27,8 @@ examples:
   dovetail up --prefill 2 --decode 1           three workers
   dovetail up --colocated 1                    one worker that does both, for comparison
   dovetail up --model ~/models/llama --port 9000
+  dovetail up --model HuggingFaceTB/SmolLM2-360M-Instruct
+  dovetail up --model bartowski/SmolLM2-360M-Instruct-GGUF:Q8_0
   dovetail up --set engine.chunk_tokens=256 --log-level info
 
 Ctrl-C (or SIGTERM) stops router, workers and etcd in order, exit code 0; once more kills them, exit
@@ -124,7 +126,7 @@ def _add_router(commands: _Commands) -> None:
     router = commands.add("router", "run one router (the HTTP API)", _ROUTER_EXAMPLES)
     router.add_argument("--id", default="router", metavar="NAME", help="its name in logs")
     router.add_argument(
-        "--model", metavar="PATH", help="for tokenizer and chat template (default: as for `up`)"
+        "--model", metavar="MODEL", help="for tokenizer and chat template; as for `up`"
     )
     router.add_argument("--served-model-name", metavar="NAME", help="the model's name in the API")
     _add_http_flags(router)
@@ -183,8 +185,9 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
-        metavar="PATH",
-        help="Hugging Face directory or GGUF file (default: SmolLM2-135M-Instruct)",
+        metavar="MODEL",
+        help="Hugging Face directory, GGUF file, or ORG/NAME[@REVISION][:GGUF] on a hub, which is "
+        "downloaded once; a path of that name wins (default: SmolLM2-135M-Instruct)",
     )
     model.add_argument("--served-model-name", metavar="NAME", help="the model's name in the API")
     model.add_argument(

@@ -10,6 +10,8 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from core.addresses import is_loopback
 from core.clock import SystemClock
 from core.config import Config
@@ -21,7 +23,7 @@ from deploy.address import exposure_warning, fabric_warning, is_wildcard, parse_
 from deploy.cli.arguments import DEFAULT_URL, build_parser
 from deploy.launcher.cpu_shares import parse_cpus
 from deploy.launcher.parent_death import die_with_parent
-from deploy.model_path import resolve_model
+from deploy.model_path import FoundModel, find_model
 from deploy.options import RouterOptions, UpOptions, WorkerOptions
 from deploy.readiness import StartRefused, announce
 from deploy.settings import load_config
@@ -66,7 +68,7 @@ def _up(arguments: argparse.Namespace) -> int:
     config = _config(arguments, defaults={"log.level": "warning"})
     _warn(exposure_warning(config))
     _warn(fabric_warning(config))
-    options = _up_options(arguments, config)
+    options, config = _up_options(arguments, config)
 
     # Imported here, as in all commands: what a command does not use costs it no time.
     from deploy.launcher.launcher import run_up  # noqa: PLC0415
@@ -74,29 +76,37 @@ def _up(arguments: argparse.Namespace) -> int:
     return asyncio.run(run_up(config, options, clock=SystemClock()))
 
 
-def _up_options(arguments: argparse.Namespace, config: Config) -> UpOptions:
+def _up_options(arguments: argparse.Namespace, config: Config) -> tuple[UpOptions, Config]:
     default = 0 if arguments.colocated else 1
-    options = UpOptions(
-        num_prefill=default if arguments.prefill is None else arguments.prefill,
-        num_decode=default if arguments.decode is None else arguments.decode,
-        num_colocated=arguments.colocated,
-        model_path=resolve_model(config.model.path),
-        log_directory=arguments.log_dir,
-    )
-    if not options.num_decode + options.num_colocated:
+    num_decode = default if arguments.decode is None else arguments.decode
+    if not num_decode + arguments.colocated:
         msg = "up: nobody would generate: ask for at least one --decode or --colocated worker"
         raise UsageError(msg)
-    return options
+    model = find_model(config.model.path, SystemClock())  # last: it may be downloaded
+    options = UpOptions(
+        num_prefill=default if arguments.prefill is None else arguments.prefill,
+        num_decode=num_decode,
+        num_colocated=arguments.colocated,
+        model_path=model.path,
+        log_directory=arguments.log_dir,
+    )
+    return options, _named(config, model)
+
+
+def _named(config: Config, model: FoundModel) -> Config:
+    """Serve a model under the name that it was found by, unless the user gave one."""
+    if config.model.served_name or not model.served_name:
+        return config
+    named = msgspec.structs.replace(config.model, served_name=model.served_name)
+    return msgspec.structs.replace(config, model=named)
 
 
 def _router(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
     _require_etcd(config, "router")
-    options = RouterOptions(
-        name=arguments.id,
-        model_path=resolve_model(config.model.path),
-        ready_fd=arguments.ready_fd,
-    )
+    model = find_model(config.model.path, SystemClock(), only_text=True)
+    config = _named(config, model)
+    options = RouterOptions(name=arguments.id, model_path=model.path, ready_fd=arguments.ready_fd)
     if arguments.parent_pid is None:  # else the launcher said it
         _warn(exposure_warning(config))
     without_proxies()
@@ -112,7 +122,7 @@ def _router(arguments: argparse.Namespace) -> int:
 def _worker(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
     _require_etcd(config, "worker")
-    options = _worker_options(arguments, config)
+    options, config = _worker_options(arguments, config)
     if arguments.parent_pid is None:  # else the launcher said it
         _warn(fabric_warning(config))
     if arguments.cpus is not None:
@@ -126,7 +136,7 @@ def _worker(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _worker_options(arguments: argparse.Namespace, config: Config) -> WorkerOptions:
+def _worker_options(arguments: argparse.Namespace, config: Config) -> tuple[WorkerOptions, Config]:
     host, port = parse_listen(arguments.listen)
     advertise = arguments.advertise or host
     if is_wildcard(advertise):
@@ -137,15 +147,17 @@ def _worker_options(arguments: argparse.Namespace, config: Config) -> WorkerOpti
             f"warning: the worker binds to {host}; its channels have no authentication, "
             "keep them on a private network"
         )
-    return WorkerOptions(
+    model = find_model(config.model.path, SystemClock())
+    options = WorkerOptions(
         worker_id=WorkerId(arguments.id or f"{arguments.role}-{socket.gethostname()}"),
         role=Role(arguments.role),
-        model_path=resolve_model(config.model.path),
+        model_path=model.path,
         listen_host=host,
         listen_port=port,
         advertise_host=advertise,
         ready_fd=arguments.ready_fd,
     )
+    return options, _named(config, model)
 
 
 def _status(arguments: argparse.Namespace) -> int:

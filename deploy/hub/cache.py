@@ -42,9 +42,7 @@ class CachedRepository:
             return revision
 
     def remember(self, revision: str, commit: str) -> None:
-        """Note the commit that a branch or tag is at."""
-        if revision == commit or self.commit(revision) == commit:
-            return
+        """Note the commit that a branch or tag is at; under the lock."""
         file = self._folder / "refs" / revision
         file.parent.mkdir(parents=True, exist_ok=True)
         fresh = file.with_name(f"{file.name}.{os.getpid()}")

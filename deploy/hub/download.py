@@ -14,6 +14,7 @@ import logging
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -152,7 +153,7 @@ class _Download:
         else:
             check_safetensors(self._model, names)
             self._bring_safetensors(text_files(names))
-        self._repository.remember(self._model.revision, self._listing.commit)
+        self._remember()
         return self._snapshot / gguf if gguf is not None else self._snapshot
 
     def _bring_safetensors(self, texts: Sequence[str]) -> None:
@@ -170,11 +171,20 @@ class _Download:
     def _bring(self, names: Sequence[str]) -> None:
         if not self._missing(names):
             return
-        waited_for = f"waiting     another process downloads {self._model}"
-        with self._repository.locked(lambda: say(waited_for)):
+        with self._locked():
             missing = self._missing(names)
             if missing:
                 self._bring_missing(missing)
+
+    def _remember(self) -> None:
+        revision, commit = self._model.revision, self._listing.commit
+        if self._repository.commit(revision) != commit:
+            with self._locked():
+                self._repository.remember(revision, commit)
+
+    def _locked(self) -> AbstractContextManager[None]:
+        waited_for = f"waiting     another process downloads {self._model}"
+        return self._repository.locked(lambda: say(waited_for))
 
     def _missing(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if not (self._snapshot / name).exists()]
