@@ -22,6 +22,7 @@ _TEXT_FILES = (
     "chat_template.jinja",
     "additional_chat_templates/tool_use.jinja",
 )
+_NEEDED = ("config.json", "tokenizer.json")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
@@ -58,12 +59,16 @@ def wanted_gguf(model: ModelId, names: Collection[str]) -> str | None:
 
 
 def check_safetensors(model: ModelId, names: Collection[str]) -> None:
-    """Refuse a repository without safetensors.
+    """Refuse a repository without safetensors, or without what makes a model of them.
 
     Raises:
         ModelError: says what it has, and what would be right.
     """
     if _SINGLE in names or INDEX in names:
+        missing = [name for name in _NEEDED if name not in names]
+        if missing:
+            msg = f"model {str(model)!r}: has no {missing[0]}, without which it cannot be served"
+            raise ModelError(msg)
         return
     pickles = sorted(name for name in names if name.endswith(_PICKLE_SUFFIXES))
     if pickles:

@@ -154,10 +154,11 @@ def test_a_revision_is_another_commit(hub: FakeHub) -> None:
 def test_shards_are_those_of_the_index(hub: FakeHub) -> None:
     shards = {f"part-{at}.safetensors": bytes([at]) * 100 for at in range(3)}
     index = {"weight_map": {"a": "part-0.safetensors", "b": "part-1.safetensors"}}
-    files = {"config.json": b"{}", INDEX: json.dumps(index).encode(), **shards}
+    texts = {name: FILES[name] for name in ("config.json", "tokenizer.json")}
+    files = {**texts, INDEX: json.dumps(index).encode(), **shards}
     hub.add("org/tiny", files)
     path = _fetch()
-    assert _names(path) == {"config.json", INDEX, "part-0.safetensors", "part-1.safetensors"}
+    assert _names(path) == {*texts, INDEX, "part-0.safetensors", "part-1.safetensors"}
     hub.add("org/tiny", {**files, INDEX: b'{"weight_map": {"a": "missing.safetensors"}}'})
     assert "names missing.safetensors, which it does not have" in _refused()
     hub.add("org/tiny", {**files, INDEX: b"{"})
@@ -208,12 +209,12 @@ def test_a_mirror_may_know_neither_sizes_nor_hashes(
     def bare(url: str, **given: Any) -> HfFileMetadata:
         return dataclasses.replace(get_hf_file_metadata(url, **given), size=None, etag=etag)
 
-    hub.add("org/tiny", {"model.safetensors": WEIGHTS})
+    hub.add("org/tiny", {"tiny.gguf": WEIGHTS})
     monkeypatch.setattr(download, "get_hf_file_metadata", bare)
     etag = "../../outside"
     assert "does not answer as a hub does" in _refused()
     etag = "5f-1a"
-    assert (_fetch() / "model.safetensors").read_bytes() == WEIGHTS
+    assert _fetch().read_bytes() == WEIGHTS
 
 
 def test_a_commit_that_is_no_name_is_refused(hub: FakeHub) -> None:

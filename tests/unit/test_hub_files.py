@@ -98,8 +98,10 @@ def test_takes_only_what_is_read() -> None:
 
 
 def test_refuses_pickles_and_nothing() -> None:
-    check_safetensors(ModelId("o/t"), ["model.safetensors"])
-    check_safetensors(ModelId("o/t"), [INDEX])
+    check_safetensors(ModelId("o/t"), ["config.json", "tokenizer.json", "model.safetensors"])
+    check_safetensors(ModelId("o/t"), ["config.json", "tokenizer.json", INDEX])
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json, without which it cannot"):
+        check_safetensors(ModelId("o/t"), ["config.json", "model.safetensors"])
     with pytest.raises(ModelError, match=r"'o/t': .* pickles only \(pytorch_model\.bin\)"):
         check_safetensors(ModelId("o/t"), ["config.json", "pytorch_model.bin"])
     with pytest.raises(ModelError, match=r"has no model\.safetensors"):
