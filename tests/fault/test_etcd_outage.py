@@ -16,7 +16,7 @@ from tests.faults import deaths, kill, process, statuses, until, wait_idle, wait
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LEASE_S = 2
-FROZEN_S = 12.0
+FROZEN_S = 5.0
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
 
