@@ -133,6 +133,8 @@ class Cluster:
 
     def _spawn(self, process: Process, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         def begin() -> None:
+            if self._is_over:
+                return
             task = self._world.loop.create_task(main(), name=str(process), context=process.context)
             task.add_done_callback(self._ended)
 

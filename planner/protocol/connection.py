@@ -92,6 +92,11 @@ class Pipe:
             self._last_due = max(self._last_due, kept[-1].at)
 
     @property
+    def busy_s(self) -> float:
+        """Seconds until the last of what is under way arrives."""
+        return max(0.0, self._last_due - self._network.loop.time())
+
+    @property
     def num_under_way(self) -> int:
         """Messages that have not arrived."""
         return len(self._queue)

@@ -190,9 +190,14 @@ class Network:
                 self._lose(end.outbound, "connection lost")
 
     def _lose(self, pipe: Pipe, reason: str) -> None:
-        num_kept = self._dice.randrange(pipe.num_under_way + 1)
-        pipe.lose(num_kept, self._dice.uniform(0.0, 0.8 if self._dice.random() < 0.3 else 0.1))
-        pipe.end_with(reason, delay_s=self._dice.uniform(0.0, 0.3))
+        """Some of what is under way is lost, the rest comes late; some ends see that at once."""
+        draw = self._dice.uniform
+        pipe.lose(
+            self._dice.randrange(pipe.num_under_way + 1),
+            draw(0.0, 0.8 if self._dice.random() < 0.3 else 0.1),
+        )
+        seen_after_s = draw(0.0, 0.3 if self._dice.random() < 0.5 else 0.02)
+        pipe.end_with(reason, delay_s=pipe.busy_s + seen_after_s)
 
     def cut(self, source: str, target: str) -> None:
         """Stop what goes from `source` to `target`, heartbeats too; nothing is lost."""

@@ -1,8 +1,8 @@
 """The hardware between workers: the in-process fabric's events on the simulation's heap.
 
 It moves bytes also for processes that stand still. Beyond what `InProcessFabric` does, a write that
-FAILED may land all the same, later; and, where `must_poll`, a write is over at its writer only
-while its target polls the fabric (as with UCX over TCP).
+FAILED may land all the same, later; and, where `must_poll`, bytes arrive only while their target
+polls the fabric (as with UCX over TCP), so that a write stays pending at its writer until then.
 """
 
 from __future__ import annotations
@@ -79,6 +79,18 @@ OnLanded = Callable[[PostedWrite, int], None]
 """Called when span `index` of a write has just landed."""
 
 
+class _Fabric(InProcessFabric):
+    """An agent that is destroyed has buffers in the kernel, too."""
+
+    dice: Dice
+
+    def kill(self, name: PeerName, *, buffered_descriptors: int | None = None) -> None:
+        """End a peer; what was buffered of its writes lands yet."""
+        if buffered_descriptors is None:
+            buffered_descriptors = self.dice.randrange(3)
+        super().kill(name, buffered_descriptors=buffered_descriptors)
+
+
 class Nic:
     """All agents, and the one fabric that they share."""
 
@@ -102,9 +114,8 @@ class Nic:
         self._partitions: set[tuple[str, str]] = set()
         self._cut: set[tuple[PeerName, PeerName]] = set()
         self._pending: Entry | None = None
-        self.fabric = InProcessFabric(
-            now=loop.time, rng=dice, faults=faults, on_event=self._happened
-        )
+        self.fabric = _Fabric(now=loop.time, rng=dice, faults=faults, on_event=self._happened)
+        self.fabric.dice = dice
 
     def attach(self, name: PeerName, agent: Agent) -> None:
         """A process has an agent of this name from now on."""
@@ -195,8 +206,7 @@ class Nic:
             for source, sender in alive
             for target, receiver in alive
             if (sender.process.name, receiver.process.name) in self._partitions
-            # A completion goes from the target back to the writer.
-            or (self._must_poll and sender.is_target and not sender.is_polling)
+            or (self._must_poll and receiver.is_target and not receiver.is_polling)
         }
         for pair in sorted(wanted - self._cut):
             self.fabric.cut(*pair)

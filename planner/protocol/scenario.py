@@ -97,7 +97,7 @@ class Scenario(msgspec.Struct, frozen=True):
         seed: of the run's dice.
         step_s: of the modelled device.
         descriptor_max_s: between a write's events, uniform.
-        must_poll: whether a write ends at its writer only while its target polls.
+        must_poll: whether bytes arrive only while their target polls.
     """
 
     seed: int
@@ -109,6 +109,7 @@ class Scenario(msgspec.Struct, frozen=True):
     step_s: float = 0.004
     max_inflight: int = 1
     max_slots: int = 8
+    max_waiting: int = 64
     descriptor_max_s: float = 0.005
     must_poll: bool = False
     latency: Latency = Latency()
@@ -133,6 +134,7 @@ def scenario_of(seed: int, dice: Dice) -> Scenario:
         step_s=pick(dice, (0.004, 0.02, 0.1)),
         max_inflight=1 + dice.randrange(2),
         max_slots=pick(dice, (3, 4, 8)),
+        max_waiting=pick(dice, (2, 64, 64)),
         # Slow writes are hit by more faults.
         descriptor_max_s=pick(dice, (0.002, 0.02, 0.06, 0.2)),
         must_poll=dice.random() < 0.5,

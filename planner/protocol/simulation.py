@@ -222,6 +222,7 @@ def _config(scenario: Scenario) -> Config:
             chunk_tokens=scenario.chunk_tokens,
             max_inflight=scenario.max_inflight,
             max_slots=scenario.max_slots,
+            max_waiting=scenario.max_waiting,
             mock_step_s=scenario.step_s,
             mock_prompt_token_s=scenario.step_s / 16,
         ),

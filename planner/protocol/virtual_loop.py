@@ -16,6 +16,9 @@ from typing import Any
 
 from planner.protocol.process import CURRENT, Lane, Process, State
 
+_TEAR_DOWN_S = 10.0
+"""Virtual seconds that cancelled tasks get for their clean-up, before they are cancelled again."""
+
 OnError = Callable[[dict[str, Any]], None]
 
 
@@ -54,6 +57,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._until = 0.0
         self._is_halted = False
+        self._is_ending = False
         self._heap: list[tuple[float, int, Entry]] = []
         self._num_scheduled = 0
         self.num_events = 0
@@ -144,18 +148,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._is_halted = True
 
     def tear_down(self, processes: list[Process]) -> None:
-        """Cancel all tasks, of dead processes too, and let them end; nothing else is worth much
-        afterwards. Tasks that were merely forgotten would run their clean-up at some later time."""
+        """Cancel all tasks, of dead processes too, and let them end; no message arrives any more.
+        Tasks that were merely forgotten would run their clean-up at some later time."""
         self._is_halted = False
+        self._is_ending = True
         for process in processes:
             self.thaw(process, {})
-        tasks = asyncio.all_tasks(self)
-        for task in tasks:
-            task.cancel()
-        self._until = self._now
-        self.run_forever()
-        for task in tasks:
-            if task.done() and not task.cancelled():
+        seen: set[asyncio.Task[Any]] = set()
+        while pending := asyncio.all_tasks(self):
+            seen |= pending
+            for task in pending:
+                task.cancel()
+            self._until = self._now + _TEAR_DOWN_S
+            self.run_forever()
+            self._now = self._until
+        for task in seen:
+            if not task.cancelled():
                 task.exception()  # seen, so that nobody logs it
         self._heap.clear()
         self.close()
@@ -164,9 +172,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heap = self._heap
         while heap and heap[0][0] <= self._until and not self._is_halted:
             when, _, entry = heappop(heap)
-            if entry.cancelled():
-                continue
             process = entry.process
+            if entry.cancelled() or (self._is_ending and not _is_of_a_task(entry)):
+                continue
             if process is not None and not process.is_running:
                 process.parked.append(entry)
                 continue
@@ -192,3 +200,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _push(self, when: float, entry: Entry) -> None:
         self._num_scheduled += 1
         heappush(self._heap, (when, self._num_scheduled, entry))
+
+
+def _is_of_a_task(entry: Entry) -> bool:
+    """Whether it may be a step of a task, rather than something that the world does."""
+    return entry.process is not None and entry.lane is Lane.LOOP
