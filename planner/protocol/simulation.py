@@ -171,15 +171,17 @@ class _Simulation:
     # --- until when -------------------------------------------------------------------------------
 
     def _run_until_idle(self, faults_end_s: float) -> None:
-        loop = self._world.loop
-        loop.run_until(faults_end_s)
-        last_s = faults_end_s + IDLE_WITHIN_S
-        while loop.time() < last_s and not self._violation:
+        """Run until the faults are over and then nothing is left to do, with a look now and then."""
+        loop, cluster = self._world.loop, self._cluster
+        while loop.time() < faults_end_s + IDLE_WITHIN_S and not self._violation:
             loop.run_until(loop.time() + _LOOK_S)
-            if next(why_busy(self._cluster), None) is None:
-                loop.run_until(loop.time() + _CALM_S)
-                if next(why_busy(self._cluster), None) is None:
-                    return
+            for reason in gauge_errors(cluster):
+                self._violated("gauges", reason)
+            if loop.time() < faults_end_s or next(why_busy(cluster), None) is not None:
+                continue
+            loop.run_until(loop.time() + _CALM_S)
+            if next(why_busy(cluster), None) is None:
+                return
 
     def _check_end(self) -> None:
         cluster = self._cluster
@@ -187,8 +189,6 @@ class _Simulation:
             return
         for reason in why_busy(cluster):
             self._violated("stuck", reason)
-        for reason in gauge_errors(cluster):
-            self._violated("gauges", reason)
         for client in cluster.clients:
             if client.ending is Ending.REFUSED:
                 self._violated("refused", f"request {client.number}: {client.error}")
