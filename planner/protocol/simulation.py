@@ -171,7 +171,7 @@ class _Simulation:
     # --- until when -------------------------------------------------------------------------------
 
     def _run_until_idle(self, faults_end_s: float) -> None:
-        """Run until the faults are over and then nothing is left to do, with a look now and then."""
+        """Run until the faults are over and nothing is left to do; look now and then."""
         loop, cluster = self._world.loop, self._cluster
         while loop.time() < faults_end_s + IDLE_WITHIN_S and not self._violation:
             loop.run_until(loop.time() + _LOOK_S)
