@@ -24,7 +24,7 @@ _ENGLISH = (
 
 
 @functools.cache
-def trained() -> SentencePieceProcessor:
+def trained(*, has_bytes: bool = True) -> SentencePieceProcessor:
     """Return the model, trained once: byte fallback, split digits, a dummy prefix, and nothing
     normalized."""
     model = io.BytesIO()
@@ -32,9 +32,9 @@ def trained() -> SentencePieceProcessor:
     SentencePieceTrainer.train(
         sentence_iterator=iter([line.replace("\x00", "") for line in texts] * 3),
         model_writer=model,
-        vocab_size=VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE if has_bytes else VOCAB_SIZE - 256,
         model_type="bpe",
-        byte_fallback=True,
+        byte_fallback=has_bytes,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         allow_whitespace_only_pieces=True,
@@ -47,9 +47,9 @@ def trained() -> SentencePieceProcessor:
     return SentencePieceProcessor(model_proto=model.getvalue())
 
 
-def write_gguf(path: Path, more: Write | None = None) -> Path:
+def write_gguf(path: Path, more: Write | None = None, *, has_bytes: bool = True) -> Path:
     """Write the model as llama.cpp's converter does."""
-    model = trained()
+    model = trained(has_bytes=has_bytes)
     ids = range(model.vocab_size())
 
     def keys(writer: GGUFWriter) -> None:

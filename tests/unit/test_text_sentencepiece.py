@@ -45,6 +45,15 @@ def test_a_long_text_is_one_word_and_still_fast(text: TextModel) -> None:
     assert text.encode(sample, add_special_tokens=False) == trained().encode(sample)
 
 
+def test_without_byte_pieces_a_run_of_unknown_characters_is_one_token(tmp_path: Path) -> None:
+    model = trained(has_bytes=False)
+    text = TextModel.load(write_gguf(tmp_path / "bare.gguf", has_bytes=False))
+    for sample in (*NASTY_TEXTS, "the \U0001f9ff\U00020000 fox"):
+        bare = sample.replace("<unk>", "")
+        assert text.encode(bare, add_special_tokens=False) == model.encode(bare)
+    assert model.encode("\U0001f9ff\U00020000").count(model.unk_id()) == 1
+
+
 def test_special_tokens_split_a_text_and_a_space_follows(text: TextModel) -> None:
     """llama.cpp's rule for GGUF files: each fragment after a special token has its own prefix."""
     model = trained()
