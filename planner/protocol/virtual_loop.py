@@ -19,6 +19,8 @@ from planner.protocol.process import CURRENT, Lane, Process, State
 _TEAR_DOWN_S = 10.0
 """Virtual seconds that cancelled tasks get for their clean-up, before they are cancelled again."""
 
+_TEAR_DOWN_MAX_S = 200.0
+
 OnError = Callable[[dict[str, Any]], None]
 
 
@@ -149,13 +151,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def tear_down(self, processes: list[Process]) -> None:
         """Cancel all tasks, of dead processes too, and let them end; no message arrives any more.
-        Tasks that were merely forgotten would run their clean-up at some later time."""
+        Tasks that were merely forgotten would run their clean-up at some later time.
+
+        Raises:
+            RuntimeError: a task goes on whatever happens; names it.
+        """
         self._is_halted = False
         self._is_ending = True
         for process in processes:
             self.thaw(process, {})
         seen: set[asyncio.Task[Any]] = set()
+        deadline = self._now + _TEAR_DOWN_MAX_S
         while pending := asyncio.all_tasks(self):
+            if self._now >= deadline:
+                msg = f"tasks do not end when they are cancelled: {sorted(map(str, pending))}"
+                raise RuntimeError(msg)
             seen |= pending
             for task in pending:
                 task.cancel()
