@@ -42,7 +42,7 @@ def _find(rule: BrokenRule) -> Outcome | None:
     return None
 
 
-@pytest.mark.parametrize("rule", BROKEN_RULES, ids=lambda rule: rule.breaks.__name__.strip("_"))
+@pytest.mark.parametrize("rule", BROKEN_RULES, ids=lambda rule: rule.breaks.__name__)
 def test_a_broken_rule_is_found(rule: BrokenRule, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         rule.breaks(patch)
