@@ -6,6 +6,7 @@ Whatever fails that should not ends the process, with exit code 1: see `deploy.p
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -72,11 +73,24 @@ async def run_router(config: Config, options: RouterOptions) -> None:
         end.must_run(asyncio.create_task(server.wait(), name="http server"))
         url = reachable_url(config.http.host, server.port)
         if await end.comes_after(followed.workers.wait_listed()):
+            _spare_the_collector()
             announce(options.ready_fd, Readiness(options.name, os.getpid(), url))
         await end.wait()
         await server.stop(DRAIN_S)
         await dispatcher.stop()
         await running
+
+
+_YOUNG_OBJECTS = 20_000
+"""Allocations between collections: a few dozen requests' worth, instead of one's."""
+
+
+def _spare_the_collector() -> None:
+    """Leave what lives as long as the process (modules, a vocabulary's tokens) out of every garbage
+    collection to come: walking it took a third of a request's time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def router_hello(config: Config, options: RouterOptions) -> Hello:
