@@ -12,11 +12,12 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from tests.handoff_invariants import check
 from tests.handoff_world import HandoffWorld
 
 LENGTHS = (12, 9, 5, 4, 1)
 SECONDS = (0.01, 0.03, 1.0, 6.0, 11.0)
-FAULTS = tuple(HandoffWorld().faults())
+FAULTS = tuple(HandoffWorld().faults.possible())
 
 
 class HandoffPair(RuleBasedStateMachine):
@@ -36,29 +37,31 @@ class HandoffPair(RuleBasedStateMachine):
     def start(
         self, num_tokens: int, ends: list[bool], allow_local: bool, first: int, num_cached: int
     ) -> None:
-        self.world.start(num_tokens, ends, allow_local, first, num_cached)
+        self.world.start(
+            num_tokens, ends, allow_local=allow_local, first=first, num_cached=num_cached
+        )
 
     @rule(data=st.data(), times=st.integers(3, 16))
     def work(self, data: st.DataObject, times: int) -> None:
         for _ in range(times):
-            actions = self.world.actions()
+            actions = [*self.world.actions(), *self.world.chances()]
             if actions:
-                data.draw(st.sampled_from(actions))()
-                self.world.check()
+                self.world.perform(data.draw(st.sampled_from(actions)))
+                check(self.world.scene)
 
-    @rule(seconds=st.sampled_from(SECONDS), starving=st.booleans())
-    def time_passes(self, seconds: float, starving: bool) -> None:
-        self.world.has_faults |= seconds > 1.0
-        self.world.time_passes(seconds, starving=starving)
-        self.world.check()
+    @rule(seconds=st.sampled_from(SECONDS))
+    def time_passes(self, seconds: float) -> None:
+        self.world.scene.num_faults += seconds > 1.0
+        self.world.pass_time(seconds)
+        check(self.world.scene)
 
     @rule(data=st.data(), kind=st.sampled_from(FAULTS))
     def fault(self, data: st.DataObject, kind: str) -> None:
-        self.world.has_faults = True
-        possible = self.world.faults()[kind]
+        self.world.scene.num_faults += 1
+        possible = self.world.faults.possible()[kind]
         if possible:
-            data.draw(st.sampled_from(possible))()
-            self.world.check()
+            self.world.perform(data.draw(st.sampled_from(possible)))
+            check(self.world.scene)
 
     def teardown(self) -> None:
         self.world.settle_down()
@@ -79,10 +82,10 @@ def test_seeded_walks(seed: int) -> None:
     dice = random.Random(seed)
     for _ in range(120):
         world = HandoffWorld()
-        world.has_faults = True
+        world.scene.num_faults = 1
         for _ in range(dice.randrange(20, 120)):
             walk(world, dice)
-            world.check()
+            check(world.scene)
         world.settle_down()
 
 
@@ -92,13 +95,17 @@ def walk(world: HandoffWorld, dice: random.Random) -> None:
     if what < 0.06:
         ends = [dice.random() < 0.2 for _ in range(dice.choice([1, 1, 2]))]
         world.start(
-            dice.choice(LENGTHS), ends, dice.random() < 0.5, dice.randrange(2), dice.randrange(3)
+            dice.choice(LENGTHS),
+            ends,
+            allow_local=dice.random() < 0.5,
+            first=dice.randrange(2),
+            num_cached=dice.randrange(3),
         )
     elif what < 0.12:
-        world.time_passes(dice.choice(SECONDS), starving=dice.random() < 0.3)
+        world.pass_time(dice.choice(SECONDS))
     elif what < 0.2:
-        possible = world.faults()[dice.choice(FAULTS)]
+        possible = world.faults.possible()[dice.choice(FAULTS)]
         if possible:
-            dice.choice(possible)()
-    elif actions := world.actions():
-        dice.choice(actions)()
+            world.perform(dice.choice(possible))
+    elif actions := [*world.actions(), *world.chances()]:
+        world.perform(dice.choice(actions))
