@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.fast_histogram import FastHistogram, Labelled
 from router.policy.decision import Reason
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -20,14 +21,13 @@ class DispatchMetrics(Collector):
     def __init__(self, requests_by_state: Callable[[], Mapping[str, int]]) -> None:
         self._requests_by_state = requests_by_state
         self._registry = CollectorRegistry()
-        self._decisions = Counter(
+        decisions = Counter(
             "dovetail:disaggregation_decisions",
             "Dispatches, by why they went where they did",
             ["reason"],
             registry=self._registry,
         )
-        for reason in Reason:
-            self._decisions.labels(reason.value)
+        self._decided = {reason: decisions.labels(reason.value) for reason in Reason}
         self._redispatches = Counter(
             "dovetail:redispatches",
             "Dispatches after a request's first",
@@ -38,24 +38,26 @@ class DispatchMetrics(Collector):
             "Messages of dispatches that were given up, and of unknown requests",
             registry=self._registry,
         )
+        self._histograms: list[FastHistogram] = []
         self._ttft = self._pair("ttft", _TTFT_BUCKETS)
         self._tpot = self._pair("tpot", _TPOT_BUCKETS)
 
-    def _pair(self, name: str, buckets: tuple[float, ...]) -> tuple[Histogram, Histogram]:
+    def _pair(self, name: str, buckets: tuple[float, ...]) -> tuple[Labelled, Labelled]:
         predicted, actual = (
-            Histogram(
-                f"dovetail:{kind}_{name}_seconds",
+            FastHistogram(
+                (f"dovetail:{kind}_{name}_seconds",),
                 f"{name.upper()} of requests served by their first dispatch, {kind}",
-                buckets=buckets,
-                registry=self._registry,
+                (),
+                buckets,
             )
             for kind in ("predicted", "actual")
         )
-        return predicted, actual
+        self._histograms += [predicted, actual]
+        return predicted.labelled(()), actual.labelled(())
 
     def decided(self, reason: Reason, *, is_first: bool) -> None:
         """Count a dispatch."""
-        self._decisions.labels(reason.value).inc()
+        self._decided[reason].inc()
         if not is_first:
             self._redispatches.inc()
 
@@ -82,3 +84,5 @@ class DispatchMetrics(Collector):
             gauge.add_metric([state], count)
         yield gauge
         yield from self._registry.collect()
+        for histogram in self._histograms:
+            yield from histogram.collect()

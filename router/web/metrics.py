@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from core.lifetime import Duration, Lifetime, RequestTrace
 from core.request import FinishReason
 from core.sampling_params import SamplingParams
-from router.web.fast_histogram import FastHistogram
+from router.fast_histogram import FastHistogram, Labelled
 
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"
@@ -43,17 +43,17 @@ class ModelMetrics:
 
     def __init__(self, series: _Series, model: str) -> None:
         labels = (model, _ENGINE)
-        self.ttft = series.ttft.labels(*labels)
-        self._e2e = series.e2e.labels(*labels)
-        self._queue = series.queue.labels(*labels)
-        self._prefill = series.prefill.labels(*labels)
-        self._decode = series.decode.labels(*labels)
-        self._inference = series.inference.labels(*labels)
-        self._prompt_tokens = series.prompt_tokens.labels(*labels)
-        self._generation_tokens = series.generation_tokens.labels(*labels)
-        self._max_generation_tokens = series.max_generation_tokens.labels(*labels)
-        self._n = series.n.labels(*labels)
-        self._max_tokens = series.max_tokens.labels(*labels)
+        self.ttft = series.ttft.labelled(labels)
+        self._e2e = series.e2e.labelled(labels)
+        self._queue = series.queue.labelled(labels)
+        self._prefill = series.prefill.labelled(labels)
+        self._decode = series.decode.labelled(labels)
+        self._inference = series.inference.labelled(labels)
+        self._prompt_tokens = series.prompt_tokens.labelled(labels)
+        self._generation_tokens = series.generation_tokens.labelled(labels)
+        self._max_generation_tokens = series.max_generation_tokens.labelled(labels)
+        self._n = series.n.labelled(labels)
+        self._max_tokens = series.max_tokens.labelled(labels)
         self._success = {
             reason: series.success.labels(*labels, reason.value) for reason in FinishReason
         }
@@ -89,7 +89,7 @@ class ModelMetrics:
             _observe(self._inference, decode + (prefill or 0.0))
 
 
-def _observe(histogram: Histogram, seconds: float | None) -> None:
+def _observe(histogram: Labelled, seconds: float | None) -> None:
     if seconds is not None:
         histogram.observe(seconds)
 
@@ -115,6 +115,7 @@ class RouterMetrics(Collector):
             ["route", "status"],
             registry=registry,
         )
+        self._answered: dict[tuple[str, int], Counter] = {}
         self.ignored_fields = Counter(
             "dovetail:ignored_fields", "Unknown request fields that were ignored", registry=registry
         )
@@ -137,47 +138,57 @@ class RouterMetrics(Collector):
 
     def answered(self, route: str, status: int) -> None:
         """Count an answer; `route` is one of ours, never the client's text."""
-        self._http.labels(route, str(status)).inc()
+        counter = self._answered.get((route, status))
+        if counter is None:
+            counter = self._answered[route, status] = self._http.labels(route, str(status))
+        counter.inc()
 
     def collect(self) -> Iterable[Metric]:
         """Yield what `FastHistogram` holds."""
-        return self._series.inter_token.collect()
+        for histogram in self._series.histograms:
+            yield from histogram.collect()
 
 
 class _Series:
     """vLLM's series, before labels."""
 
     def __init__(self, registry: CollectorRegistry, token_buckets: tuple[float, ...]) -> None:
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=registry)
-
-        self.ttft = histogram("time_to_first_token_seconds", "Time to first token", _TTFT)
-        self.inter_token = FastHistogram(
-            ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+        self.histograms: list[FastHistogram] = []
+        add = self._add
+        self.ttft = add("time_to_first_token_seconds", "Time to first token", _TTFT)
+        self.inter_token = add(
+            "inter_token_latency_seconds",
             "Time between a sample's arrivals of tokens",
-            _LABELS,
             _ITL,
+            older="time_per_output_token_seconds",
         )
-        self.e2e = histogram("e2e_request_latency_seconds", "Arrival to last token", _LATENCY)
-        self.queue = histogram("request_queue_time_seconds", "Waiting in all queues", _LATENCY)
-        self.prefill = histogram("request_prefill_time_seconds", "Computing the prompt", _LATENCY)
-        self.decode = histogram("request_decode_time_seconds", "First to last token", _LATENCY)
-        self.inference = histogram("request_inference_time_seconds", "Prefill + decode", _LATENCY)
-        self.prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens", token_buckets)
-        self.generation_tokens = histogram(
+        self.e2e = add("e2e_request_latency_seconds", "Arrival to last token", _LATENCY)
+        self.queue = add("request_queue_time_seconds", "Waiting in all queues", _LATENCY)
+        self.prefill = add("request_prefill_time_seconds", "Computing the prompt", _LATENCY)
+        self.decode = add("request_decode_time_seconds", "First to last token", _LATENCY)
+        self.inference = add("request_inference_time_seconds", "Prefill + decode", _LATENCY)
+        self.prompt_tokens = add("request_prompt_tokens", "Prompt tokens", token_buckets)
+        self.generation_tokens = add(
             "request_generation_tokens", "Generated tokens of all samples", token_buckets
         )
-        self.max_generation_tokens = histogram(
+        self.max_generation_tokens = add(
             "request_max_num_generation_tokens", "Generated tokens, longest sample", token_buckets
         )
-        self.n = histogram("request_params_n", "n", _PARAMS_N)
-        self.max_tokens = histogram("request_params_max_tokens", "max_tokens", token_buckets)
+        self.n = add("request_params_n", "n", _PARAMS_N)
+        self.max_tokens = add("request_params_max_tokens", "max_tokens", token_buckets)
         self.success = Counter(
             "vllm:request_success",
             "Requests that ended, by finish reason",
             (*_LABELS, "finished_reason"),
             registry=registry,
         )
+
+    def _add(
+        self, name: str, text: str, bounds: tuple[float, ...], *, older: str | None = None
+    ) -> FastHistogram:
+        names = tuple(f"vllm:{one}" for one in (name, older) if one is not None)
+        self.histograms.append(FastHistogram(names, text, _LABELS, bounds))
+        return self.histograms[-1]
 
 
 def _powers(maximum: int) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from core.clock import ManualClock
 from core.ids import Attempt, HandoffId, client_id_of
 from router.web.asgi import Message
 from router.web.event_stream import EventStream
-from router.web.fast_histogram import FastHistogram
+from router.fast_histogram import FastHistogram
 from router.web.request_ids import RequestNames, accept_or_make
 
 pytestmark = pytest.mark.anyio

@@ -1,4 +1,5 @@
-"""A histogram that is observed once a token: a bisection and two additions, no lock.
+"""A histogram for what is observed a dozen times a request and once a token: a bisection and two
+additions, no lock.
 
 prometheus_client's takes a lock and walks its buckets (some microseconds). All observations are
 made on the event loop's thread, and a scrape reads there too.
