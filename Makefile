@@ -5,6 +5,7 @@
 #   make test    run the tests                       TESTS=tests/unit
 #   make check   format, lint, types, import contracts
 #   make simulate  look for violations of the handoff's invariants under random faults  SEEDS=20000
+#   make check-model  search the orders of one handoff further than the tests do  ARGS="twice"
 #   make bench   run the benchmarks                  ARGS="ttft"
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: up chat test simulate check bench install
+.PHONY: up chat test simulate check-model check bench install
 .DELETE_ON_ERROR:
 
 up: $(INSTALLED)
@@ -33,6 +34,9 @@ test: $(INSTALLED)
 
 simulate: $(INSTALLED)
 	$(BIN)/python -m planner.protocol --seeds $(SEEDS) $(ARGS)
+
+check-model: $(INSTALLED)
+	$(BIN)/python -m tests.handoff_bounds $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
