@@ -14,7 +14,9 @@ import msgspec
 from core.errors import RequestError
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of one request line and its headers; trailers too."""
+"""Of a request line and its headers; of what stands between two parts of a body, or behind it
+(chunks' extensions, trailers); and of each as far as it came, since llhttp collects a line until it
+ends."""
 
 
 class RequestHead(msgspec.Struct, frozen=True):
@@ -65,9 +67,10 @@ class RequestParser:
 
     __slots__ = (
         "_expects_continue",
-        "_head_bytes",
+        "_has_body_now",
         "_headers",
         "_method",
+        "_num_bytes",
         "_parser",
         "_refusal",
         "_sink",
@@ -83,7 +86,8 @@ class RequestParser:
         self._headers: list[tuple[bytes, bytes]] = []
         self._method = b""
         self._target = b""
-        self._head_bytes = 0
+        self._num_bytes = 0  # of the head, or since the last part of the body
+        self._has_body_now = False  # what is being parsed held some of a body
         self._expects_continue = False
         self.has_begun = False
         self.in_head = False
@@ -94,11 +98,18 @@ class RequestParser:
         Raises:
             RequestError: 400, 405, 431 or 505; the connection cannot be understood any further.
         """
+        rest: bytes | memoryview = data
+        while rest:
+            rest = self._feed(rest)
+
+    def _feed(self, data: bytes | memoryview) -> bytes:
+        """Parse; return what has to be parsed anew."""
+        self._has_body_now = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             offset: int = upgrade.args[0]
-            self._parse_anew(bytes(data[offset:]))
+            return self._without_upgrade(bytes(data[offset:]))
         except httptools.HttpParserCallbackError:
             if self._refusal is None:
                 raise  # a defect here, not in the request
@@ -106,21 +117,23 @@ class RequestParser:
         except httptools.HttpParserError as error:
             msg = f"the request is not HTTP/1.1: {error}"
             raise RequestError(msg, code="malformed_request") from None
-        if self.in_head:
-            # llhttp collects an unfinished line without telling of it.
+        if self.has_begun and not self._has_body_now:
             self._count(len(data))
+        return b""
 
-    def _parse_anew(self, rest: bytes) -> None:
+    def _without_upgrade(self, rest: bytes) -> bytes:
         """Nothing is upgraded here, and HTTP lets a server answer as if it had not been asked. But
-        llhttp takes what follows the head, a body too, for the other protocol's."""
+        llhttp takes what follows the head, a body too, for the other protocol's. Return the request
+        again, without what asked for one."""
+        version = self._parser.get_http_version()
         self._parser = _new_parser(self)
-        lines = [self._method + b" " + self._target + b" HTTP/1.1"]
-        lines += [
-            name + b": " + value
-            for name, value in self._headers
-            if name not in (b"upgrade", b"connection")
-        ]
-        self.feed(b"\r\n".join([*lines, b"", rest]))
+        lines = [b"%b %b HTTP/%b" % (self._method, self._target, version.encode())]
+        for name, value in self._headers:
+            if name == b"connection":
+                lines.append(b"connection: " + value.lower().replace(b"upgrade", b""))
+            elif name != b"upgrade":
+                lines.append(name + b": " + value)
+        return b"\r\n".join([*lines, b"", rest])
 
     # -- callbacks of httptools ------------------------------------------------------------------
 
@@ -128,7 +141,7 @@ class RequestParser:
         self.has_begun = self.in_head = True
         self._target = b""
         self._headers = []
-        self._head_bytes = 0
+        self._num_bytes = 0
         self._expects_continue = False
 
     def on_url(self, url: bytes) -> None:
@@ -156,7 +169,7 @@ class RequestParser:
         if parser.should_upgrade():
             return  # see _parse_anew
         self.in_head = False
-        self._head_bytes = 0
+        self._num_bytes = 0
         raw_path, _, query = _origin_form(self._target).partition(b"?")
         path = raw_path.decode("latin-1")
         self._sink.head(
@@ -173,6 +186,8 @@ class RequestParser:
         )
 
     def on_body(self, body: bytes) -> None:
+        self._has_body_now = True
+        self._num_bytes = 0
         self._sink.body(body)
 
     def on_message_complete(self) -> None:
@@ -182,9 +197,9 @@ class RequestParser:
         self._sink.end()
 
     def _count(self, num_bytes: int) -> None:
-        self._head_bytes += num_bytes
-        if self._head_bytes > MAX_HEAD_BYTES:
-            msg = f"the request line and headers are too long: at most {MAX_HEAD_BYTES} bytes"
+        self._num_bytes += num_bytes
+        if self._num_bytes > MAX_HEAD_BYTES:
+            msg = f"request line, headers and trailers are too long: at most {MAX_HEAD_BYTES} bytes"
             self._refuse(msg, 431, "request_header_too_large")
 
     def _refuse(self, message: str, status: int, code: str) -> NoReturn:

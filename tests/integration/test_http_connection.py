@@ -97,6 +97,63 @@ async def test_an_upgrade_is_not_made_and_its_body_not_lost() -> None:
         await expect_echo(client, b"GET /ws?")
 
 
+async def test_an_upgrade_that_is_not_made_changes_nothing_else() -> None:
+    async with echoing() as (_, port):
+        for version in (b"1.0", b"1.1"):
+            async with raw_client(port) as client:
+                head = b"GET /up HTTP/%b\r\nupgrade: x\r\nconnection: Upgrade, close\r\n\r\n"
+                client.send(head % version + get("/never"))
+                answer = await client.answer()
+                assert (answer.body, answer.headers["connection"]) == (b"GET /up?", "close")
+                assert await client.has_ended()
+
+
+# Framings that two parsers in a row could read differently: one of them would take a body for a
+# request, and give its answer to somebody else's.
+SMUGGLED = [
+    b"content-length: 3\r\ncontent-length: 3",
+    b"content-length: 3, 3",
+    b"content-length: +3",
+    b"content-length : 3",
+    b"content-length:\r\n 3",
+    b"content-length: 3\r\ntransfer-encoding: chunked",
+    b"transfer-encoding: chunked\r\ncontent-length: 3",
+    b"transfer-encoding: chunked\r\ntransfer-encoding: identity",
+    b"transfer-encoding: chunked, identity",
+    b"transfer-encoding: xchunked",
+    b"transfer-encoding:\x0bchunked",
+    b"transfer-encoding:\r\n chunked",
+    b"a: b\r\n c",
+    b"a: b\nc: d",
+    b"a: b\rc: d",
+    b"a: b\0",
+    b" a: b",
+    b"a b: c",
+    b"connection: upgrade\r\nupgrade: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked",
+]
+
+
+@pytest.mark.parametrize("lines", SMUGGLED)
+async def test_ambiguous_framing_is_refused(lines: bytes) -> None:
+    await expect_refused(b"POST /first HTTP/1.1\r\n" + lines + b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "chunk", [b"3\nabc\n", b"0x3\r\nabc\r\n", b"3 \r\nabc\r\n", b"3\r\nabcd\r\n"]
+)
+async def test_ambiguous_chunks_are_refused(chunk: bytes) -> None:
+    await expect_refused(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + chunk)
+
+
+async def expect_refused(raw: bytes) -> None:
+    async with echoing() as (_, port), raw_client(port) as client:
+        client.send(raw + b"0\r\n\r\n" + get("/smuggled"))
+        answer = await client.answer()
+        assert (answer.status, answer.error()["code"]) == (400, "malformed_request")
+        client.writer.write_eof()
+        assert await client.has_ended()
+
+
 async def test_targets_of_proxies() -> None:
     async with echoing() as (_, port), raw_client(port) as client:
         for target, seen in (("http://h/a?b", "/a?b"), ("http://h", "/?"), ("/%41%2F#z", "/A/?")):
@@ -134,6 +191,18 @@ async def test_targets_of_proxies() -> None:
         (
             b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
             + b"a: b\r\n" * (MAX_HEAD_BYTES // 5),
+            431,
+            "request_header_too_large",
+        ),
+        (
+            b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\na: "
+            + b"x" * (2 * MAX_HEAD_BYTES),
+            431,
+            "request_header_too_large",
+        ),
+        (
+            b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1;"
+            + b"x" * (2 * MAX_HEAD_BYTES),
             431,
             "request_header_too_large",
         ),
