@@ -2,8 +2,8 @@
 
     body -> fields -> template, tokens -> Generation -> Delta -> spliced bytes
 
-The work runs as a task of its own beside one that waits for the client to leave; whoever is first
-ends the other. A request that ends in any way ends its generation, at once.
+Beside the work a task waits for the client to leave, and then cancels the work. A request that ends
+in any way ends its generation, at once.
 """
 
 from __future__ import annotations
@@ -64,19 +64,20 @@ class CompletionsEndpoint:
         """Serve one request; every answer, refusals too, leaves from here."""
         body = await read_body(scope, receive, self._context.config.http.max_body_bytes)
         exchange = _Exchange(self._context, self._read, scope, send)
-        work = asyncio.create_task(exchange.run(body))
-        gone = asyncio.create_task(_client_gone(receive))
+        work = asyncio.current_task()
+        assert work is not None
+        gone = asyncio.create_task(_cancel_when_gone(receive, work, exchange))
         self._tasks.add(work)
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise ClientGone
-            work.result()
+            await exchange.run(body)
+        except asyncio.CancelledError as cancelled:
+            if _CLIENT_GONE not in cancelled.args:
+                raise
+            work.uncancel()
+            raise ClientGone from None
         finally:
+            gone.cancel()
             self._tasks.discard(work)
-            for task in (work, gone):
-                task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
 
     def abort_all(self) -> None:
         """End what is running; a stop's patience is over."""
@@ -85,15 +86,24 @@ class CompletionsEndpoint:
 
 
 _STOPPING = "the router stops"
+_CLIENT_GONE = "the client is gone"
 
 
-async def _client_gone(receive: Receive) -> None:
+async def _cancel_when_gone(
+    receive: Receive, work: asyncio.Task[None], exchange: _Exchange
+) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    if not exchange.has_answered:
+        work.cancel(_CLIENT_GONE)
 
 
 class _Exchange:
-    """One request and its answer."""
+    """One request and its answer.
+
+    Attributes:
+        has_answered: the whole answer was given to the server, or the last of it is being given.
+    """
 
     def __init__(self, context: ApiContext, read: Read, scope: Scope, send: Send) -> None:
         self._context = context
@@ -103,6 +113,7 @@ class _Exchange:
         self._name: str = scope["dovetail.request_id"]
         self._state: State = "preparing"
         self._stream: EventStream | None = None
+        self.has_answered = False
 
     async def run(self, body: bytes) -> None:
         counts = self._context.metrics.num_by_state
@@ -129,6 +140,7 @@ class _Exchange:
 
     async def _fail(self, error: RequestError) -> None:
         """Before the head went out an error has its status; after, it is the last event."""
+        self.has_answered = True
         if self._stream is not None and self._stream.has_started:
             await self._stream.write(error_event(error), last=True)
             return
@@ -202,12 +214,11 @@ class _Exchange:
         config = self._context.config.http
         stream = EventStream(self._send, self._context.clock, config.keepalive_comment_s, headers)
         self._stream = stream
-        keep_alive = asyncio.create_task(stream.keep_alive())
+        stream.keep_alive()
         try:
             await self._write_events(stream, generation, answer)
         finally:
-            keep_alive.cancel()
-            await asyncio.gather(keep_alive, return_exceptions=True)
+            stream.close()
 
     async def _write_events(
         self, stream: EventStream, generation: Generation, answer: AnswerFormat
@@ -224,6 +235,7 @@ class _Exchange:
                     await stream.write(b"".join(parts))
         if params.include_usage:
             parts.append(answer.usage_chunk(generation.usage(), self._trace(generation)))
+        self.has_answered = True
         await stream.write(b"".join([*parts, DONE]), last=True)
 
     def _chunks(
@@ -264,6 +276,7 @@ class _Exchange:
             for position, index in enumerate(_best(generation))
         ]
         body = answer.answer(choices, generation.usage(), self._trace(generation))
+        self.has_answered = True
         await send_bytes(self._send, 200, body, [JSON, *headers])
 
 

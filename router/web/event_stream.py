@@ -31,6 +31,8 @@ class EventStream:
         self._silence_s = silence_s
         self._headers = [*_HEADERS, *headers]
         self._last = clock.now()
+        self._next_look: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Task[None] | None = None
         self.has_started = False
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
@@ -42,11 +44,19 @@ class EventStream:
             await self._send({"type": "http.response.start", **head})
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
-    async def keep_alive(self) -> None:
-        """Send comment lines into silence until cancelled."""
-        while True:
-            silent_for = self._clock.now() - self._last
-            if silent_for >= self._silence_s:
-                await self.write(_COMMENT)
-            else:
-                await asyncio.sleep(self._silence_s - silent_for)
+    def keep_alive(self) -> None:
+        """Send comment lines into silence, from now until `close`."""
+        loop = asyncio.get_running_loop()
+        silent_for = self._clock.now() - self._last
+        if silent_for >= self._silence_s:
+            silent_for = 0.0
+            if self._comment is None or self._comment.done():  # else the client does not read
+                self._comment = loop.create_task(self.write(_COMMENT))
+        self._next_look = loop.call_later(self._silence_s - silent_for, self.keep_alive)
+
+    def close(self) -> None:
+        """No comments from now on."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+        if self._comment is not None:
+            self._comment.cancel()
