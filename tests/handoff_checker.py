@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import gc
 from array import array
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -110,7 +110,7 @@ class _Node:
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
+def _no_collector() -> Generator[None]:
     """Keep Python from looking for circles of references again and again: worlds have none, and
     among a hundred thousand of them the looking took half of the time."""
     was_on = gc.isenabled()
