@@ -322,7 +322,7 @@ class HttpConnection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(delay_s, self._look, delay_s)
 
     def _look(self, waited_s: float) -> None:
-        if self._current is None:
+        if self._current is None or self._transport.is_closing():
             return
         if self._is_there():
             self._look_later(min(2 * waited_s, _MAX_LOOK_S))

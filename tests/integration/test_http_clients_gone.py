@@ -112,6 +112,20 @@ async def test_a_client_that_is_gone_is_seen_to_be(path: str, manner: str) -> No
         await until(lambda: app.left == [path])
 
 
+async def test_a_client_that_is_lost_is_not_looked_at_again() -> None:
+    failed: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    async with echoing() as (app, port), raw_client(port) as client, raw_client(port) as other:
+        client.send(get("/flood"))
+        await until(lambda: app.num_sent > 0)
+        client.writer.write_eof()
+        other.send(get("/a"))
+        await expect_echo(other, b"GET /a?")  # so the end of sending was seen, too
+        client.writer.transport.abort()
+        await asyncio.sleep(2 * connection._FIRST_LOOK_S)
+    assert failed == []
+
+
 async def test_an_old_client_that_stops_sending_has_left() -> None:
     """Nothing can be sent to HTTP/1.0 before its answer, so nobody could ask."""
     async with echoing() as (app, port), raw_client(port) as client:
