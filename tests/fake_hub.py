@@ -46,6 +46,7 @@ class FakeHub(ThreadingHTTPServer):
         statuses_after_cut: join these when an answer broke off.
         damaged: names of files whose bytes come wrong.
         shortened: names of files that end early, as if they were whole.
+        lengthened: names of files that do not end where they should.
         ignores_range: always send the whole file.
         gate: cleared, the content server and the paths in `frozen` wait until it is set.
     """
@@ -63,6 +64,7 @@ class FakeHub(ThreadingHTTPServer):
         self.statuses_after_cut: dict[str, int] = {}
         self.damaged: set[str] = set()
         self.shortened: set[str] = set()
+        self.lengthened: set[str] = set()
         self.frozen: set[str] = {"/cdn"}
         self.ignores_range = False
         self.gate = threading.Event()
@@ -199,6 +201,8 @@ class _Handler(BaseHTTPRequestHandler):
             data = bytes(byte ^ 1 for byte in data)
         if name in self.hub.shortened and self.command == "GET":
             data = data[:-1]
+        if name in self.hub.lengthened and self.command == "GET":
+            data += bytes(32 << 20)
         cut = self.hub.cuts.get(name) if self.command == "GET" else None
         cut_after = cut.pop(0) if cut else None
         self._send(206 if start else 200, data[start:], headers, cut_after=cut_after)

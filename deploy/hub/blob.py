@@ -60,9 +60,8 @@ def fetch_blob(
     """
     partial = partial_of(blob)
     partial.touch()
-    if remote.size is not None and _size(partial) > remote.size:
-        partial.unlink()
-        partial.touch()
+    if remote.size is None or _size(partial) > remote.size:
+        partial.write_bytes(b"")  # it may be all there is, and asking for more is an error
     progress.update(_size(partial))
     _grow(remote, partial, headers, progress)
     wrong = _what_is_wrong(partial, remote)
@@ -118,6 +117,8 @@ def _append(
             for chunk in response.iter_bytes():
                 file.write(chunk)
                 progress.update(len(chunk))
+                if remote.size is not None and file.tell() > remote.size:
+                    return  # enough to know that it is wrong; the disk is not the hub's to fill
 
 
 def _what_is_wrong(file: Path, remote: RemoteFile) -> str | None:

@@ -8,7 +8,7 @@ import msgspec
 
 _FORM = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
-    r"(@(?P<revision>[^:@\s]+))?"
+    r"(@(?P<revision>(?!/|[^:]*\.\.)[^:@\s]+))?"
     r"(:(?P<gguf>[^:@\s]+))?"
 )
 

@@ -34,6 +34,7 @@ from deploy.hub import blob, download
 from deploy.hub.cache import CachedRepository, partial_of
 from deploy.hub.download import fetch_model
 from deploy.hub.model_id import ModelId
+from deploy.hub.progress import LineProgress
 from deploy.hub.wanted_files import INDEX
 from deploy.model_path import FoundModel, find_model
 from tests.fake_hub import FakeHub, Seen, running_hub
@@ -290,6 +291,34 @@ def test_a_file_that_ends_early_is_not_kept(hub: FakeHub, tmp_path: Path) -> Non
     with pytest.raises(ModelError, match=r"model\.safetensors: its size is wrong"):
         _fetch()
     assert _partials(tmp_path) == []
+
+
+def test_a_file_that_does_not_end_does_not_fill_the_disk(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/tiny", FILES)
+    hub.lengthened.add("model.safetensors")
+    progress = LineProgress("org/tiny", 0, SystemClock())
+    monkeypatch.setattr(download, "progress_of", lambda *_: progress)
+    with pytest.raises(ModelError, match=r"model\.safetensors: its size is wrong"):
+        _fetch()
+    assert progress._done < len(WEIGHTS) + (1 << 20)
+    assert _partials(tmp_path) == []
+
+
+def test_of_a_file_of_unknown_size_nothing_is_kept(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it may have come, and a hub has no answer to who asks for more than all."""
+
+    def bare(url: str, **given: Any) -> HfFileMetadata:
+        return dataclasses.replace(get_hf_file_metadata(url, **given), size=None)
+
+    hub.add("org/tiny", FILES)
+    monkeypatch.setattr(download, "get_hf_file_metadata", bare)
+    _leave_partial(tmp_path, WEIGHTS)
+    assert (_fetch() / "model.safetensors").read_bytes() == WEIGHTS
+    assert {seen.byte_range for seen in hub.gets("cdn")} == {""}
 
 
 def test_a_connection_that_always_breaks_is_left(hub: FakeHub, tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ def test_reads_a_name_and_says_it_again(text: str, model: ModelId) -> None:
         "a/b/c",
         "models/tiny.gguf",
         "org/tiny@",
+        "org/tiny@../../outside",
+        "org/tiny@/outside",
         "org/tiny:",
         "org/tiny:a:b",
         "org/ti ny",
