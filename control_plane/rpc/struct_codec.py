@@ -61,6 +61,7 @@ class StructCodec:
         self.message: type[Message] = getattr(dovetail_pb2, struct.__name__)
         self._struct = struct
         self._fields = [(name, _field_codec(hint)) for name, hint in get_type_hints(struct).items()]
+        self._to_wire = [(name, one.to_wire, one.has_presence) for name, one in self._fields]
         on_wire = {field.name for field in self.message.DESCRIPTOR.fields}
         differing = on_wire ^ {name for name, _ in self._fields}
         if differing:
@@ -74,10 +75,11 @@ class StructCodec:
             ValueError, TypeError: a field outside of its wire type's range.
         """
         fields: dict[str, Any] = {}
-        for name, codec in self._fields:
+        for name, to_wire, has_presence in self._to_wire:
             field = getattr(value, name)
-            if field is not None or not codec.has_presence:
-                fields[name] = codec.to_wire(field)
+            # What is zero or empty is protobuf's default: nothing of it goes over the wire.
+            if field or (has_presence and field is not None):
+                fields[name] = to_wire(field)
         return self.message(**fields)
 
     def decode(self, message: Message) -> Any:
