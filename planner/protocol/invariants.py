@@ -13,7 +13,7 @@ gauges        requests by state sum to the requests there are; blocks to the poo
 crash         no process ends by itself
 refused       no request fails although workers came back for it
 stuck         after the faults, everything ends and every block is free or cached
-fenced        without a fault nothing needs a fence
+fenced        where nothing goes wrong and nothing is slow, nothing needs a fence
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import msgspec
 from core.messages import WriteNotification
 from kv_transfer.inprocess.model import Dice, FabricEvent, Faults, Frozen, Kind
 from kv_transfer.inprocess.transport import InProcessFabric, InProcessTransport
-from kv_transfer.transport import PeerName, RemoteRegion, Span, WriteHandle
+from kv_transfer.transport import PeerName, RemoteRegion, Span, TransferHandle
 from planner.protocol.event_log import EventLog
 from planner.protocol.process import Process
 from planner.protocol.region import SimRegion
@@ -110,7 +110,7 @@ class Nic:
         self._must_poll = must_poll
         self._on_landed = on_landed
         self._agents: dict[PeerName, Agent] = {}
-        self._writes: dict[WriteHandle, PostedWrite] = {}
+        self._writes: dict[TransferHandle, PostedWrite] = {}
         self._partitions: set[tuple[str, str]] = set()
         self._cut: set[tuple[PeerName, PeerName]] = set()
         self._pending: Entry | None = None
@@ -137,7 +137,7 @@ class Nic:
     def posted(
         self,
         source: PeerName,
-        handle: WriteHandle,
+        handle: TransferHandle,
         remote: RemoteRegion,
         local: Sequence[Span],
         target: Sequence[Span],

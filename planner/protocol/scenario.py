@@ -114,6 +114,21 @@ class Scenario(msgspec.Struct, frozen=True):
     must_poll: bool = False
     latency: Latency = Latency()
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether nothing takes so long, or goes so wrong, that a fence would be right."""
+        is_smooth = not self.latency.slow_share and self.descriptor_max_s <= _QUICK_DESCRIPTOR_S
+        return is_smooth and not self.faults
+
+
+_QUICK_DESCRIPTOR_S = 0.02
+
+_LATENCIES = (
+    Latency(slow_share=0.0),
+    Latency(),
+    Latency(max_s=0.02, slow_share=0.1, slow_max_s=0.4),
+)
+
 
 def scenario_of(seed: int, dice: Dice) -> Scenario:
     """Draw a scenario.
@@ -123,7 +138,6 @@ def scenario_of(seed: int, dice: Dice) -> Scenario:
         dice: seeded with it.
     """
     requests = _requests(dice)
-    latencies = (Latency(), Latency(max_s=0.02, slow_share=0.1, slow_max_s=0.4))
     return Scenario(
         seed=seed,
         requests=requests,
@@ -134,11 +148,11 @@ def scenario_of(seed: int, dice: Dice) -> Scenario:
         step_s=pick(dice, (0.004, 0.02, 0.1)),
         max_inflight=1 + dice.randrange(2),
         max_slots=pick(dice, (3, 4, 8)),
-        max_waiting=pick(dice, (2, 64, 64)),
+        max_waiting=pick(dice, (1, 64, 64)),
         # Slow writes are hit by more faults.
         descriptor_max_s=pick(dice, (0.002, 0.02, 0.06, 0.2)),
         must_poll=dice.random() < 0.5,
-        latency=pick(dice, latencies),
+        latency=pick(dice, _LATENCIES),
     )
 
 

@@ -44,9 +44,6 @@ _CALM_S = 1.0
 
 _RETRY_S = 0.3
 
-_SLOW_DESCRIPTOR_S = 0.05
-"""From here on a write may take so long that a fence is right, although nothing is broken."""
-
 
 class Outcome(msgspec.Struct, frozen=True):
     """What a run showed.
@@ -192,7 +189,7 @@ class _Simulation:
         for client in cluster.clients:
             if client.ending is Ending.REFUSED:
                 self._violated("refused", f"request {client.number}: {client.error}")
-        if not self._scenario.faults and self._scenario.descriptor_max_s < _SLOW_DESCRIPTOR_S:
+        if self._scenario.is_quick:
             for worker in cluster.workers.values():
                 if worker.num_fences:
                     self._violated("fenced", f"{worker.process} was fenced without a fault")

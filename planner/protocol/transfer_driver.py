@@ -15,15 +15,15 @@ from typing import Any, Protocol, TypeVar
 from core.errors import FabricError
 from kv_transfer.descriptors import merge_neighbours
 from kv_transfer.inprocess.model import Dice
-from kv_transfer.transfer_thread import WriteOutcome
+from kv_transfer.transfer_thread import TransferOutcome
 from kv_transfer.transport import (
     Notification,
     Poll,
     RemoteRegion,
     Span,
+    TransferHandle,
+    TransferState,
     Transport,
-    WriteHandle,
-    WriteState,
 )
 from planner.protocol.process import Lane, Process
 from planner.protocol.virtual_loop import VirtualLoop
@@ -47,7 +47,7 @@ class Fabric(Protocol):
 
     def posted(
         self,
-        handle: WriteHandle,
+        handle: TransferHandle,
         remote: RemoteRegion,
         local: Sequence[Span],
         target: Sequence[Span],
@@ -77,7 +77,7 @@ class SimTransfer:
         self._fabric = fabric
         self._on_notification = on_notification
         self._jobs: list[Callable[[], None]] = []
-        self._pending: dict[WriteHandle, tuple[asyncio.Future[WriteOutcome], float, int]] = {}
+        self._pending: dict[TransferHandle, tuple[asyncio.Future[TransferOutcome], float, int]] = {}
         self._round_replies: list[Callable[[], None]] = []
         self._replies: deque[list[Callable[[], None]]] = deque()
         self._last_reply_at = 0.0
@@ -114,9 +114,9 @@ class SimTransfer:
 
     def write(
         self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
-    ) -> asyncio.Future[WriteOutcome]:
+    ) -> asyncio.Future[TransferOutcome]:
         """Post a write; the future resolves with its end."""
-        future: asyncio.Future[WriteOutcome] = self._loop.create_future()
+        future: asyncio.Future[TransferOutcome] = self._loop.create_future()
 
         def job() -> None:
             try:
@@ -151,7 +151,7 @@ class SimTransfer:
         def replace(transport: Transport) -> None:
             transport.close()
             for handle in list(self._pending):
-                self._finish(handle, Poll(WriteState.FAILED, "the agent was destroyed"))
+                self._finish(handle, Poll(TransferState.FAILED, "the agent was destroyed"))
             self._transport = make()
 
         await self.call(replace)
@@ -175,7 +175,7 @@ class SimTransfer:
             job()
         for handle in list(self._pending):
             poll = self._transport.poll(handle)
-            if poll.state is not WriteState.PENDING:
+            if poll.state is not TransferState.PENDING:
                 self._finish(handle, poll)
         if self.is_polling:
             for notification in self._transport.notifications():
@@ -187,9 +187,9 @@ class SimTransfer:
     def _notify(self, notification: Notification) -> None:
         self._round_replies.append(lambda: self._on_notification(notification))
 
-    def _finish(self, handle: WriteHandle, poll: Poll) -> None:
+    def _finish(self, handle: TransferHandle, poll: Poll) -> None:
         future, started, num_bytes = self._pending.pop(handle)
-        outcome = WriteOutcome(
+        outcome = TransferOutcome(
             state=poll.state,
             reason=poll.reason,
             posted_s=0.0,

@@ -24,8 +24,8 @@ from kv_transfer.transport import (
     PeerName,
     RemoteRegion,
     Span,
+    TransferHandle,
     Transport,
-    WriteHandle,
 )
 from planner.protocol.engine_driver import SimEngine, StepTime
 from planner.protocol.executor import SimExecutor
@@ -182,7 +182,7 @@ class Worker:
 
     def posted(
         self,
-        handle: WriteHandle,
+        handle: TransferHandle,
         remote: RemoteRegion,
         local: Sequence[Span],
         target: Sequence[Span],
