@@ -29,7 +29,7 @@ from kv_transfer.descriptors import SpanPairs, paired_spans
 from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
-from kv_transfer.transport import Notification, PeerName, RemoteRegion, WriteState
+from kv_transfer.transport import Notification, PeerName, RemoteRegion, TransferState
 
 NUM_BLOCKS = 125
 BLOCK_KIB = (360, 720)
@@ -101,7 +101,7 @@ async def _measure(name: str, block_bytes: int, *, scattered: bool) -> list[Figu
             back = await thread.read(introduction.region, local, there)
             read_s = CLOCK.now() - written
             rounds.append(Round(copied - started, written - copied, read_s))
-            assert outcome.state is back.state is WriteState.DONE, (outcome, back)
+            assert outcome.state is back.state is TransferState.DONE, (outcome, back)
         health = await thread.call(lambda fabric: fabric.health())
         await thread.stop()
     pool.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from kv_transfer.transfer_thread import WriteOutcome
-from kv_transfer.transport import Health, WriteState
+from kv_transfer.transfer_thread import TransferOutcome
+from kv_transfer.transport import Health, TransferState
 
 # vLLM's (vllm/distributed/kv_transfer/kv_connector/v1/nixl_connector.py).
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
@@ -64,9 +64,9 @@ class FabricMetrics:
             registry=registry,
         )
 
-    def observe(self, outcome: WriteOutcome) -> None:
+    def observe(self, outcome: TransferOutcome) -> None:
         """Count the end of a write or read."""
-        if outcome.state is not WriteState.DONE:
+        if outcome.state is not TransferState.DONE:
             self._failed.inc()
             return
         self._xfer_time.observe(outcome.seconds)

@@ -25,9 +25,9 @@ from kv_transfer.transport import (
     Poll,
     RemoteRegion,
     Span,
+    TransferHandle,
+    TransferState,
     Transport,
-    WriteHandle,
-    WriteState,
 )
 
 MIN_POLL_S = 50e-6
@@ -43,11 +43,11 @@ _STOPPED = "the fabric stopped"
 
 _T = TypeVar("_T")
 
-_Post = Callable[[list[Span], list[Span]], WriteHandle]
+_Post = Callable[[list[Span], list[Span]], TransferHandle]
 """Posts the merged spans, local and remote."""
 
 
-class WriteOutcome(msgspec.Struct, frozen=True):
+class TransferOutcome(msgspec.Struct, frozen=True):
     """How a write or read ended.
 
     Attributes:
@@ -58,7 +58,7 @@ class WriteOutcome(msgspec.Struct, frozen=True):
         transport: `Health.transport` after it.
     """
 
-    state: WriteState
+    state: TransferState
     reason: str
     posted_s: float
     seconds: float
@@ -67,16 +67,16 @@ class WriteOutcome(msgspec.Struct, frozen=True):
     transport: str = ""
 
 
-class _Write(msgspec.Struct):
-    future: asyncio.Future[WriteOutcome]
+class _Transfer(msgspec.Struct):
+    future: asyncio.Future[TransferOutcome]
     started: float
     posted_s: float
     num_bytes: int
     num_descriptors: int
 
-    def outcome(self, poll: Poll, now: float, transport: str) -> WriteOutcome:
+    def outcome(self, poll: Poll, now: float, transport: str) -> TransferOutcome:
         """Return how it ended, seen at `now`."""
-        return WriteOutcome(
+        return TransferOutcome(
             state=poll.state,
             reason=poll.reason,
             posted_s=self.posted_s,
@@ -116,7 +116,7 @@ class TransferThread:
         on_notification: Callable[[Notification], None],
         poll_s: float,
         clock: Clock,
-        on_outcome: Callable[[WriteOutcome], None] | None = None,
+        on_outcome: Callable[[TransferOutcome], None] | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._transport = transport
@@ -130,7 +130,7 @@ class TransferThread:
         self._jobs: list[_Job] = []  # guarded by _wake, as are the next two
         self._num_watched = 0
         self._is_stopping = False
-        self._pending: dict[WriteHandle, _Write] = {}  # the thread's own, as are the next two
+        self._pending: dict[TransferHandle, _Transfer] = {}  # the thread's own, as are the next two
         self._replies: list[Callable[[], None]] = []
         self._last_event = clock.now()
         self._ended = loop.create_future()
@@ -160,7 +160,7 @@ class TransferThread:
 
     def write(
         self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
-    ) -> asyncio.Future[WriteOutcome]:
+    ) -> asyncio.Future[TransferOutcome]:
         """Post a write; the future resolves with its end, and has no deadline.
 
         Cancelling the future does not cancel the write: its source blocks stay held. An exception
@@ -172,7 +172,7 @@ class TransferThread:
 
     def read(
         self, remote: RemoteRegion, local: Sequence[Span], source: Sequence[Span]
-    ) -> asyncio.Future[WriteOutcome]:
+    ) -> asyncio.Future[TransferOutcome]:
         """Post a read; all as for `write`, and cancelling leaves the blocks here held.
 
         The peer whose region is read must `watch` meanwhile.
@@ -225,8 +225,8 @@ class TransferThread:
 
     def _post(
         self, local: Sequence[Span], remote: Sequence[Span], post: _Post
-    ) -> asyncio.Future[WriteOutcome]:
-        future: asyncio.Future[WriteOutcome] = self._loop.create_future()
+    ) -> asyncio.Future[TransferOutcome]:
+        future: asyncio.Future[TransferOutcome] = self._loop.create_future()
 
         def job() -> None:
             started = self._clock.now()
@@ -236,7 +236,7 @@ class TransferThread:
             except (ValueError, FabricError) as error:
                 self._reply(_set_exception, future, error)
                 return
-            self._pending[handle] = _Write(
+            self._pending[handle] = _Transfer(
                 future=future,
                 started=started,
                 posted_s=self._clock.now() - started,
@@ -281,7 +281,7 @@ class TransferThread:
         jobs, is_watched, is_stopping = self._next_round()
         for job in jobs:
             job.run()
-        self._poll_writes()
+        self._poll_transfers()
         if is_watched or self._pending:
             for notification in self._transport.notifications():
                 self._reply(self._on_notification, notification)
@@ -302,22 +302,22 @@ class TransferThread:
         is_quiet = self._clock.now() - self._last_event > QUIET_S
         return self._poll_s * (QUIET_FACTOR if is_quiet else 1)
 
-    def _poll_writes(self) -> None:
+    def _poll_transfers(self) -> None:
         for handle in list(self._pending):
             poll = self._transport.poll(handle)
-            if poll.state is not WriteState.PENDING:
+            if poll.state is not TransferState.PENDING:
                 self._finish(handle, poll)
 
-    def _finish(self, handle: WriteHandle, poll: Poll) -> None:
-        write = self._pending.pop(handle)
-        outcome = write.outcome(poll, self._clock.now(), self._transport.health().transport)
+    def _finish(self, handle: TransferHandle, poll: Poll) -> None:
+        transfer = self._pending.pop(handle)
+        outcome = transfer.outcome(poll, self._clock.now(), self._transport.health().transport)
         if self._on_outcome is not None:
             self._reply(self._on_outcome, outcome)
-        self._reply(_set_result, write.future, outcome)
+        self._reply(_set_result, transfer.future, outcome)
 
     def _fail_pending(self, reason: str) -> None:
         for handle in list(self._pending):
-            self._finish(handle, Poll(WriteState.FAILED, reason))
+            self._finish(handle, Poll(TransferState.FAILED, reason))
 
     def _close(self, reason: str) -> None:
         self._transport.close()

@@ -24,10 +24,10 @@ from core.memory_region import MemoryRegion
 PeerName = NewType("PeerName", str)
 """Agent name on the fabric: ``<worker id>@<boot>``; a restarted worker is another peer."""
 
-WriteHandle = NewType("WriteHandle", int)
+TransferHandle = NewType("TransferHandle", int)
 
 
-class WriteState(enum.Enum):
+class TransferState(enum.Enum):
     """Where a write or a read stands."""
 
     PENDING = "pending"
@@ -39,7 +39,7 @@ class WriteState(enum.Enum):
 class Poll(msgspec.Struct, frozen=True):
     """A write's or read's state, and the reason where it failed or was refused."""
 
-    state: WriteState
+    state: TransferState
     reason: str = ""
 
 
@@ -107,7 +107,7 @@ class Transport(Protocol):
 
     def write(
         self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
-    ) -> WriteHandle:
+    ) -> TransferHandle:
         """Post one write of pairwise equal spans, with one notification `tag`.
 
         Never raises for the peer's state, which `poll` reports: REFUSED for a peer that is not
@@ -122,7 +122,7 @@ class Transport(Protocol):
 
     def read(
         self, remote: RemoteRegion, local: Sequence[Span], source: Sequence[Span]
-    ) -> WriteHandle:
+    ) -> TransferHandle:
         """Post one read of pairwise equal spans of a peer's region into this side's.
 
         DONE says that every byte is here and was the source's: the region was still where `remote`
@@ -139,7 +139,7 @@ class Transport(Protocol):
         """
         ...
 
-    def poll(self, handle: WriteHandle) -> Poll:
+    def poll(self, handle: TransferHandle) -> Poll:
         """Return a write's or read's state; all but PENDING forget the handle. A write's
         notification may leave only when its writer polls, so poll every write to its end."""
         ...

@@ -46,7 +46,7 @@ from kv_transfer.handoff import prefill_side
 from kv_transfer.handoff.agent_renewal import is_renewal_due
 from kv_transfer.handoff.prefill_side import PrefillSide, PrefillTerms
 from kv_transfer.handoff.tombstones import Tombstones
-from kv_transfer.transport import Poll, WriteState
+from kv_transfer.transport import Poll, TransferState
 from prefill_pool.pusher import Pusher
 from prefill_pool.stats import PrefillStats
 
@@ -334,9 +334,9 @@ class Attempts:
 
 def _write_event(number: int, end: Poll) -> p.WriteDone | p.WriteFailed | p.WriteRefused:
     match end.state:
-        case WriteState.DONE:
+        case TransferState.DONE:
             return p.WriteDone(number)
-        case WriteState.REFUSED:
+        case TransferState.REFUSED:
             return p.WriteRefused(number, end.reason)
         case _:
             return p.WriteFailed(number, end.reason)

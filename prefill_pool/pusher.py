@@ -23,8 +23,8 @@ from core.messages import PrefillAsk, RegionDescriptor, WriteNotification
 from kv_transfer.descriptors import paired_spans
 from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.transfer_driver import TransferDriver
-from kv_transfer.transfer_thread import WriteOutcome
-from kv_transfer.transport import PeerName, Poll, RemoteRegion, Transport, WriteState
+from kv_transfer.transfer_thread import TransferOutcome
+from kv_transfer.transport import PeerName, Poll, RemoteRegion, TransferState, Transport
 from kv_transfer.transports_seen import TransportsSeen
 
 _RANK_PAIR = (0, 0)
@@ -167,27 +167,27 @@ class Pusher:
             peer.generation = None
             _log.warning("the fabric does not take %s: %s", name, error)
 
-    def _ended(self, posted: _Posted, written: asyncio.Future[WriteOutcome]) -> None:
+    def _ended(self, posted: _Posted, written: asyncio.Future[TransferOutcome]) -> None:
         if written.cancelled():
             return
         error = written.exception()
         if error is None:
             outcome = written.result()
             end = Poll(outcome.state, outcome.reason)
-            if end.state is WriteState.DONE:
+            if end.state is TransferState.DONE:
                 self._count(posted, outcome)
         else:
-            end = Poll(WriteState.REFUSED, str(error))
+            end = Poll(TransferState.REFUSED, str(error))
         posted.peer.num_pending -= 1
-        if end.state is not WriteState.DONE:
+        if end.state is not TransferState.DONE:
             self.num_failed += 1
-        if end.state is WriteState.FAILED:
+        if end.state is TransferState.FAILED:
             posted.peer.is_connected = False
             posted.peer.is_broken = True
         self._remove_if_broken(posted)
         posted.on_end(end)
 
-    def _count(self, posted: _Posted, outcome: WriteOutcome) -> None:
+    def _count(self, posted: _Posted, outcome: TransferOutcome) -> None:
         posted.peer.is_connected = not posted.peer.is_broken
         if self._transports.add(outcome.transport) and self._on_transport is not None:
             self._on_transport(self.transport)
@@ -207,7 +207,7 @@ class Pusher:
         removed = self._fabric.call(lambda transport: transport.remove_peer(name))
         removed.add_done_callback(_forgive_a_stopped_fabric)
 
-    def _measure(self, outcome: WriteOutcome) -> None:
+    def _measure(self, outcome: TransferOutcome) -> None:
         speed = outcome.num_bytes / max(outcome.seconds, 1e-9)
         before = speed if self.bytes_per_s is None else self.bytes_per_s
         self.bytes_per_s = before + _SMOOTHING * (speed - before)

@@ -27,8 +27,8 @@ from core.ids import Boot
 from kv_transfer.bytes_region import BytesRegion
 from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
-from kv_transfer.transport import PeerName, Poll, RemoteRegion, Span, Transport, WriteHandle
-from kv_transfer.transport import WriteState as State
+from kv_transfer.transport import PeerName, Poll, RemoteRegion, Span, TransferHandle, Transport
+from kv_transfer.transport import TransferState as State
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 30.0
@@ -95,13 +95,13 @@ class Agent:
 
     def write(
         self, remote: RemoteRegion, local: list[Span], target: list[Span], tag: bytes
-    ) -> WriteHandle:
+    ) -> TransferHandle:
         return self.transport.write(remote, local, target, tag)
 
-    def read(self, remote: RemoteRegion, local: list[Span], source: list[Span]) -> WriteHandle:
+    def read(self, remote: RemoteRegion, local: list[Span], source: list[Span]) -> TransferHandle:
         return self.transport.read(remote, local, source)
 
-    def poll(self, handle: WriteHandle) -> Poll:
+    def poll(self, handle: TransferHandle) -> Poll:
         return self.transport.poll(handle)
 
     def received(self) -> list[bytes]:
@@ -297,8 +297,8 @@ class RemoteAgent:
 
 _RESULTS: dict[str, Any] = {
     "introduce": Introduction,
-    "write": WriteHandle,
-    "read": WriteHandle,
+    "write": TransferHandle,
+    "read": TransferHandle,
     "poll": Poll,
     "received": list[bytes],
     "peek": bytes,

@@ -16,7 +16,7 @@ from core.clock import ManualClock
 from kv_transfer.bytes_region import BytesRegion
 from kv_transfer.inprocess.model import Faults, Frozen
 from kv_transfer.inprocess.transport import InProcessFabric
-from kv_transfer.transport import Poll, Span, WriteState
+from kv_transfer.transport import Poll, Span, TransferState
 from tests.fabric_agents import Agent, RemoteAgent, wait_until
 
 NUM_BLOCKS = 64
@@ -257,7 +257,7 @@ def end_of(agent: Any, handle: int) -> Poll:
 
     def has_ended() -> bool:
         polls.append(agent.poll(handle))
-        return polls[-1].state is not WriteState.PENDING
+        return polls[-1].state is not TransferState.PENDING
 
     wait_until(has_ended, "the end of a write or read")
     return polls[-1]

@@ -28,7 +28,7 @@ from kv_transfer.handoff.arrivals import awaiting
 from kv_transfer.inprocess.model import Faults
 from kv_transfer.inprocess.transport import InProcessFabric
 from kv_transfer.region import HostRegion
-from kv_transfer.transport import PeerName, RemoteRegion, Span, WriteState
+from kv_transfer.transport import PeerName, RemoteRegion, Span, TransferState
 from router.dispatch.request_state import Abort, RequestState
 from tests.replica import EOS, Replica
 
@@ -420,7 +420,7 @@ class _Outbound:
         self.reader.register(self.target)
         self.writer.add_peer(self.there, self.reader.metadata())
 
-    def write(self, generation: int | None = None) -> WriteState:
+    def write(self, generation: int | None = None) -> TransferState:
         """Write all, fencing on the way once what must end before has ended."""
         region = self.target
         newest = region.generation if generation is None else generation
@@ -431,14 +431,14 @@ class _Outbound:
         self.source.fence()
         return self.end_of(handle)
 
-    def end_of(self, handle: int) -> WriteState:
+    def end_of(self, handle: int) -> TransferState:
         """Let time pass until a write is over."""
         for _ in range(40):
             self.clock.advance(1.0)
             state = self.writer.poll(handle).state  # pyright: ignore[reportArgumentType] - a NewType
-            if state is not WriteState.PENDING:
+            if state is not TransferState.PENDING:
                 return state
-        return WriteState.PENDING
+        return TransferState.PENDING
 
 
 def finish_outbound(worker: _Outbound) -> None:
@@ -451,7 +451,7 @@ def finish_outbound(worker: _Outbound) -> None:
 def a_fence_waits_for_outbound_writes() -> None:
     """A source that is read after the move would send the sink's zeros under a valid notice."""
     worker = _Outbound()
-    assert worker.write() is WriteState.DONE
+    assert worker.write() is TransferState.DONE
     assert len(worker.reader.notifications()) == 1
     assert bytes(worker.target.view()[:64]) == b"\1" * 64, "zeros under a valid notification"
 
@@ -459,5 +459,5 @@ def a_fence_waits_for_outbound_writes() -> None:
 def stale_generations_are_refused() -> None:
     """A descriptor of an older region is written to no more once a newer one was."""
     worker = _Outbound()
-    assert worker.write(generation=2) is WriteState.DONE
-    assert worker.write(generation=1) is WriteState.REFUSED, "written by an old descriptor"
+    assert worker.write(generation=2) is TransferState.DONE
+    assert worker.write(generation=1) is TransferState.REFUSED, "written by an old descriptor"

@@ -8,7 +8,7 @@ import msgspec
 
 from core.errors import FabricError
 from kv_transfer.generations import Generations
-from kv_transfer.transport import PeerName, Poll, RemoteRegion, Span, WriteState
+from kv_transfer.transport import PeerName, Poll, RemoteRegion, Span, TransferState
 
 
 class Metadata(msgspec.Struct, frozen=True):
@@ -65,15 +65,15 @@ class KnownPeers:
         """Return how a write or read ends that cannot start; None if it can."""
         known = self._known.get(remote.peer)
         if known is None:
-            return Poll(WriteState.REFUSED, f"unknown peer {remote.peer!r}")
+            return Poll(TransferState.REFUSED, f"unknown peer {remote.peer!r}")
         stale = self._generations.refusal(remote)
         if stale:
-            return Poll(WriteState.REFUSED, stale)
+            return Poll(TransferState.REFUSED, stale)
         if not self._is_alive(remote.peer, known[-1].life):
-            return Poll(WriteState.FAILED, "RemoteDisconnect: the peer is gone")
+            return Poll(TransferState.FAILED, "RemoteDisconnect: the peer is gone")
         for span in there:
             address = remote.address + span.offset
             if not any(part.holds(address, span.num_bytes) for part in known):
                 reason = "NotFound: the address is not in the peer's metadata"
-                return Poll(WriteState.FAILED, reason)
+                return Poll(TransferState.FAILED, reason)
         return None

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from kv_transfer.transport import Notification, PeerName, Poll, WriteHandle, WriteState
+from kv_transfer.transport import Notification, PeerName, Poll, TransferHandle, TransferState
 
 
 class Dice(Protocol):
@@ -82,7 +82,7 @@ class FabricEvent(msgspec.Struct, frozen=True, array_like=True):
     kind: Kind
     source: PeerName
     target: PeerName
-    handle: WriteHandle
+    handle: TransferHandle
     index: int = -1
 
 
@@ -132,12 +132,12 @@ class Write:
     next_step = Step.NOTIFY
     """After the last descriptor."""
 
-    def __init__(self, handle: WriteHandle, source: Port, target: Port, tag: bytes) -> None:
+    def __init__(self, handle: TransferHandle, source: Port, target: Port, tag: bytes) -> None:
         self.handle = handle
         self.source = source
         self.target = target
         self.tag = tag
-        self.poll = Poll(WriteState.PENDING)
+        self.poll = Poll(TransferState.PENDING)
         self.descriptors: list[Descriptor] = []
         self.captured: list[bytes] = []
         self.carries_notification = False
@@ -168,7 +168,7 @@ class Read(Write):
     next_step = Step.VERIFY
 
     def __init__(
-        self, handle: WriteHandle, source: Port, target: Port, verify: Callable[[], str]
+        self, handle: TransferHandle, source: Port, target: Port, verify: Callable[[], str]
     ) -> None:
         super().__init__(handle, source, target, b"")
         self.verify = verify

@@ -43,8 +43,8 @@ from kv_transfer.transport import (
     Poll,
     RemoteRegion,
     Span,
-    WriteHandle,
-    WriteState,
+    TransferHandle,
+    TransferState,
 )
 
 _Pieces = list[tuple[memoryview, int]]
@@ -197,9 +197,9 @@ class InProcessFabric:
         """Return what a peer had last registered at an address, if anything."""
         return self._ports[name].memory_at(address, num_bytes)
 
-    def _next_handle(self) -> WriteHandle:
+    def _next_handle(self) -> TransferHandle:
         self._num_writes += 1
-        return WriteHandle(self._num_writes)
+        return TransferHandle(self._num_writes)
 
     # --- a write's and a read's life --------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class InProcessTransport:
         self._port = port
         self._region: MemoryRegion | None = None
         self._peers = KnownPeers(fabric.is_alive)
-        self._writes: dict[WriteHandle, Write] = {}
+        self._writes: dict[TransferHandle, Write] = {}
 
     @property
     def name(self) -> PeerName:
@@ -270,7 +270,7 @@ class InProcessTransport:
 
     def write(
         self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
-    ) -> WriteHandle:
+    ) -> TransferHandle:
         """Post a write.
 
         Raises:
@@ -295,7 +295,7 @@ class InProcessTransport:
 
     def read(
         self, remote: RemoteRegion, local: Sequence[Span], source: Sequence[Span]
-    ) -> WriteHandle:
+    ) -> TransferHandle:
         """Post a read.
 
         Raises:
@@ -325,12 +325,12 @@ class InProcessTransport:
             self._writes[read.handle] = read
         return read.handle
 
-    def poll(self, handle: WriteHandle) -> Poll:
+    def poll(self, handle: TransferHandle) -> Poll:
         """Return a write's or read's state."""
         with self._fabric.lock:
             self._fabric.step()
             poll = self._writes[handle].poll
-            if poll.state is not WriteState.PENDING:
+            if poll.state is not TransferState.PENDING:
                 del self._writes[handle]
         return poll
 

@@ -16,9 +16,9 @@ from kv_transfer.inprocess.model import (
     Step,
     Write,
 )
-from kv_transfer.transport import Notification, PeerName, Poll, WriteState
+from kv_transfer.transport import Notification, PeerName, Poll, TransferState
 
-_GONE = Poll(WriteState.FAILED, "RemoteDisconnect: the peer is gone")
+_GONE = Poll(TransferState.FAILED, "RemoteDisconnect: the peer is gone")
 
 
 class Wire:
@@ -57,12 +57,12 @@ class Wire:
             self._take_step(write, at)
         else:
             self.end(write, at, _GONE)
-        return write.poll.state is WriteState.PENDING
+        return write.poll.state is TransferState.PENDING
 
     def end(self, write: Write, at: float, poll: Poll) -> None:
         """Let a write or read end that will not be DONE."""
         write.poll = poll
-        self.tell(write, Kind.REFUSED if poll.state is WriteState.REFUSED else Kind.FAILED, at)
+        self.tell(write, Kind.REFUSED if poll.state is TransferState.REFUSED else Kind.FAILED, at)
 
     def tell(self, write: Write, kind: Kind, at: float, index: int = -1) -> None:
         """Tell who listens what happened."""
@@ -84,7 +84,7 @@ class Wire:
             self._notify(write, at)
         else:
             return False
-        return write.poll.state is WriteState.PENDING
+        return write.poll.state is TransferState.PENDING
 
     def _take_step(self, write: Write, at: float) -> None:
         match write.step:
@@ -95,7 +95,7 @@ class Wire:
             case Step.VERIFY:
                 self._verify(write, at)
             case Step.COMPLETE:
-                write.poll = Poll(WriteState.DONE)
+                write.poll = Poll(TransferState.DONE)
                 self.tell(write, Kind.DONE, at)
             case _:
                 assert_never(write.step)
@@ -105,10 +105,10 @@ class Wire:
         memory = write.target.memory_at(descriptor.address, len(data))
         if memory is None:
             reason = "InvalidParam: the address was never registered"
-            self.end(write, at, Poll(WriteState.FAILED, reason))
+            self.end(write, at, Poll(TransferState.FAILED, reason))
             return
         if self._rng.random() < self.faults.loss:
-            self.end(write, at, Poll(WriteState.FAILED, "Backend: a descriptor was lost"))
+            self.end(write, at, Poll(TransferState.FAILED, "Backend: a descriptor was lost"))
             return
         kind = Kind.LANDED
         if self._rng.random() < self.faults.corruption:
@@ -135,4 +135,4 @@ class Wire:
         write.step = Step.COMPLETE
         reason = write.verify()
         if reason:
-            self.end(write, at, Poll(WriteState.REFUSED, reason))
+            self.end(write, at, Poll(TransferState.REFUSED, reason))

@@ -30,12 +30,12 @@ from kv_transfer.transport import (
     Poll,
     RemoteRegion,
     Span,
-    WriteHandle,
-    WriteState,
+    TransferHandle,
+    TransferState,
 )
 
-_DONE = Poll(WriteState.DONE)
-_PENDING = Poll(WriteState.PENDING)
+_DONE = Poll(TransferState.DONE)
+_PENDING = Poll(TransferState.PENDING)
 
 
 class _Check(msgspec.Struct):
@@ -84,7 +84,7 @@ class NixlTransport:
         self._base = 0  # where the region was registered; a fence moves it
         self._registration: Registration | None = None
         self._peers: set[PeerName] = set()
-        self._transfers: dict[WriteHandle, _Transfer] = {}
+        self._transfers: dict[TransferHandle, _Transfer] = {}
         self._num_transfers = 0
         self._seals: Seals | None = None
         self._carriers = Carriers()
@@ -133,7 +133,7 @@ class NixlTransport:
 
     def write(
         self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
-    ) -> WriteHandle:
+    ) -> TransferHandle:
         """Post a write; merge neighbours first (`descriptors.merge_neighbours`), descriptors cost.
 
         Raises:
@@ -152,7 +152,7 @@ class NixlTransport:
 
     def read(
         self, remote: RemoteRegion, local: Sequence[Span], source: Sequence[Span]
-    ) -> WriteHandle:
+    ) -> TransferHandle:
         """Post a read, which ends with the look at the source's seal.
 
         Raises:
@@ -167,7 +167,7 @@ class NixlTransport:
         self._start(transfer, lambda: self._agent.prepare_read(remote.peer, here, there), b"")
         return handle
 
-    def poll(self, handle: WriteHandle) -> Poll:
+    def poll(self, handle: TransferHandle) -> Poll:
         """Return a write's or read's state."""
         transfer = self._transfers[handle]
         if transfer.request is not None:
@@ -175,8 +175,8 @@ class NixlTransport:
                 if self._agent.is_done(transfer.request):
                     self._request_done(transfer)
             except FabricError as error:
-                self._end(transfer, Poll(WriteState.FAILED, str(error)))
-        if transfer.outcome.state is not WriteState.PENDING:
+                self._end(transfer, Poll(TransferState.FAILED, str(error)))
+        if transfer.outcome.state is not TransferState.PENDING:
             del self._transfers[handle]
         return transfer.outcome
 
@@ -224,13 +224,13 @@ class NixlTransport:
 
     def _open(
         self, remote: RemoteRegion, local: Sequence[Span], *, is_read: bool
-    ) -> tuple[WriteHandle, _Transfer]:
+    ) -> tuple[TransferHandle, _Transfer]:
         """Return a transfer that is still to be started, or was refused."""
         self._num_transfers += 1
-        handle = WriteHandle(self._num_transfers)
+        handle = TransferHandle(self._num_transfers)
         refusal = self._refusal(remote)
         if refusal:
-            outcome = Poll(WriteState.REFUSED, refusal)
+            outcome = Poll(TransferState.REFUSED, refusal)
             transfer = _Transfer(remote.peer, outcome=outcome)
         else:
             num_bytes = sum(span.num_bytes for span in local)
@@ -255,7 +255,7 @@ class NixlTransport:
             if self._agent.post(transfer.request, tag):
                 self._request_done(transfer)
         except FabricError as error:
-            self._end(transfer, Poll(WriteState.FAILED, str(error)))
+            self._end(transfer, Poll(TransferState.FAILED, str(error)))
 
     def _request_done(self, transfer: _Transfer) -> None:
         self._release(transfer)
@@ -271,7 +271,7 @@ class NixlTransport:
         self._seals = self._seals or Seals(self._agent)
         check.slot = self._seals.take()
         if check.slot is None:
-            self._end(transfer, Poll(WriteState.REFUSED, "too many reads wait for a seal"))
+            self._end(transfer, Poll(TransferState.REFUSED, "too many reads wait for a seal"))
             return
         here, there = [self._seals.place(check.slot)], [seal_descriptor(check.source)]
         self._start(transfer, lambda: self._agent.prepare_read(transfer.peer, here, there), b"")
@@ -285,15 +285,15 @@ class NixlTransport:
         self._seals.give_back(slot)
         if not is_intact:
             reason = f"the source moved: it is no longer generation {check.source.generation}"
-            return Poll(WriteState.REFUSED, reason)
+            return Poll(TransferState.REFUSED, reason)
         if self._region.generation != check.generation:
-            return Poll(WriteState.REFUSED, "the region here moved under the read")
+            return Poll(TransferState.REFUSED, "the region here moved under the read")
         return _DONE
 
     def _end(self, transfer: _Transfer, outcome: Poll) -> None:
         transfer.outcome = outcome
         if transfer.sample is not None:
-            self._carriers.end(transfer.sample, is_done=outcome.state is WriteState.DONE)
+            self._carriers.end(transfer.sample, is_done=outcome.state is TransferState.DONE)
         self._release(transfer)
 
     def _release(self, transfer: _Transfer) -> None:

@@ -19,7 +19,7 @@ from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
-from kv_transfer.transport import PeerName, Poll, WriteState
+from kv_transfer.transport import PeerName, Poll, TransferState
 from prefill_pool.pusher import Pusher
 from tests.fabric_agents import RemoteAgent
 
@@ -55,7 +55,7 @@ def ask_of(decode: RemoteAgent) -> PrefillAsk:
     return PrefillAsk(handoff, request, 0, (BlockRun(BlockId(0), 1),), region, 60.0)
 
 
-async def push(pusher: Pusher, ask: PrefillAsk, block: int) -> WriteState:
+async def push(pusher: Pusher, ask: PrefillAsk, block: int) -> TransferState:
     """Return how the write ended."""
     ended: asyncio.Future[Poll] = asyncio.get_running_loop().create_future()
     blocks = (BlockId(block),)
@@ -100,10 +100,10 @@ async def pusher() -> AsyncIterator[Pusher]:
 
 async def test_the_write_after_a_failed_one_arrives(decode: RemoteAgent, pusher: Pusher) -> None:
     ask = ask_of(decode)
-    assert await push(pusher, ask, 0) is WriteState.DONE
+    assert await push(pusher, ask, 0) is TransferState.DONE
     assert cut_connections() > 0
-    assert await push(pusher, ask, 1) is WriteState.FAILED
-    assert await push(pusher, ask, 2) is WriteState.DONE
+    assert await push(pusher, ask, 1) is TransferState.FAILED
+    assert await push(pusher, ask, 2) is TransferState.DONE
     assert pusher.transport in ("ucx (cma)", "ucx (tcp)"), "not both: the old sockets' past"
     assert decode.peek(2 * BLOCK_BYTES, 4) == b"\x07" * 4
 
@@ -114,14 +114,14 @@ async def test_a_retry_among_writes_that_fail_ends_and_the_next_one_arrives(
     """While writes to a peer are pending its old connection stays, in error or not: a retry over
     it fails like them, and only then is the peer reached anew."""
     ask = ask_of(decode)
-    assert await push(pusher, ask, 0) is WriteState.DONE
+    assert await push(pusher, ask, 0) is TransferState.DONE
     decode.set_polling(False)
     pending = [asyncio.ensure_future(push(pusher, ask, block)) for block in (1, 2, 3)]
     await asyncio.sleep(0.05)
     cut_connections()
     retry = await push(pusher, ask, 4)
     decode.set_polling(True)
-    assert retry is WriteState.FAILED
-    assert set(await asyncio.gather(*pending)) <= {WriteState.FAILED, WriteState.DONE}
-    assert await push(pusher, ask, 5) is WriteState.DONE
+    assert retry is TransferState.FAILED
+    assert set(await asyncio.gather(*pending)) <= {TransferState.FAILED, TransferState.DONE}
+    assert await push(pusher, ask, 5) is TransferState.DONE
     assert decode.peek(5 * BLOCK_BYTES, 4) == b"\x07" * 4

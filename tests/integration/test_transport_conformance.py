@@ -17,7 +17,7 @@ from core.sampling_params import SamplingParams
 from kv_transfer.handoff.arrivals import awaiting
 from kv_transfer.handoff.prefill_messages import Compute, Forget, Tell
 from kv_transfer.handoff.prefill_side import PrefillTerms, receive
-from kv_transfer.transport import Poll, Span, WriteState
+from kv_transfer.transport import Poll, Span, TransferState
 from tests.fabric_agents import Job, wait_until
 from tests.fabric_fleet import (
     NUM_BLOCKS,
@@ -58,7 +58,7 @@ def test_bytes_land_where_told_and_the_notification_follows(pair: tuple[Any, Any
     local, there = [Span(100, 5), Span(5000, 6)], [Span(70_000, 5), Span(3, 6)]
     tag = bytes(range(256))  # any bytes, zeros too
     handle = writer.write(target.introduce().region, local, there, tag)
-    assert end_of(writer, handle).state is WriteState.DONE
+    assert end_of(writer, handle).state is TransferState.DONE
     wait_until(lambda: tag in target.received(), "the notification")
     assert target.peek(70_000, 5) == b"first"
     assert target.peek(3, 6) == b"second"
@@ -74,9 +74,9 @@ def test_when_the_notification_is_there_so_are_the_bytes(
         writer.fill(round_number)
         tag = f"round {round_number}".encode()
         handle = writer.write(target.introduce().region, everything, everything, tag)
-        poll = Poll(WriteState.PENDING)
+        poll = Poll(TransferState.PENDING)
         while tag not in target.received():
-            if poll.state is WriteState.PENDING:  # polling is what sends the notification
+            if poll.state is TransferState.PENDING:  # polling is what sends the notification
                 poll = writer.poll(handle)
         assert target.checksum() == writer.checksum()
 
@@ -87,7 +87,7 @@ def test_every_write_is_notified_once(pair: tuple[Any, Any]) -> None:
     tags = [f"n{index}".encode() for index in range(50)]
     region = target.introduce().region
     handles = [writer.write(region, [Span(0, 64)], [Span(0, 64)], tag) for tag in tags]
-    assert {end_of(writer, handle).state for handle in handles} == {WriteState.DONE}
+    assert {end_of(writer, handle).state for handle in handles} == {TransferState.DONE}
     wait_until(lambda: len(target.received()) >= before + 50, "50 notifications")
     assert sorted(target.received()[before:]) == sorted(tags)
 
@@ -105,7 +105,7 @@ def test_10_000_descriptors(pair: tuple[Any, Any]) -> None:
     local = [Span(index * 64, 64) for index in range(10_000)]
     there = [Span(place * 64, 64) for place in order]
     handle = writer.write(target.introduce().region, local, there, b"many")
-    assert end_of(writer, handle).state is WriteState.DONE
+    assert end_of(writer, handle).state is TransferState.DONE
     wait_until(lambda: b"many" in target.received(), "the notification")
     assert target.peek(0, len(data)) == wanted
 
@@ -129,7 +129,7 @@ def test_two_posting_threads_are_joined_by_the_union_of_their_notifications(
                 num_seen += 1
                 arrivals = arrivals.add((0, 0), *ranges[tag])
         assert target.blocks(fleet.block_bytes) == [100 + round_number] * NUM_BLOCKS
-        assert writer.finish("write_on_two_threads") == (WriteState.DONE, WriteState.DONE)
+        assert writer.finish("write_on_two_threads") == (TransferState.DONE, TransferState.DONE)
 
 
 def test_an_abort_that_races_completion_never_harms_the_next_request(
@@ -157,12 +157,12 @@ def test_an_abort_that_races_completion_never_harms_the_next_request(
         writer.fill(successor, new[0].offset, size * len(new))
         tag = f"successor {attempt}".encode()
         next_handle = writer.write(region, new, new, tag)
-        assert end_of(writer, next_handle).state is WriteState.DONE
+        assert end_of(writer, next_handle).state is TransferState.DONE
         wait_until(lambda tag=tag: tag in target.received(), "the successor's notification")
         wanted[split : split + 4] = [successor] * 4
         assert target.blocks(size)[split : split + 4] == [successor] * 4
         settled = end_of(first, first.finish("write") if handle is None else handle)
-        assert settled.state is WriteState.DONE
+        assert settled.state is TransferState.DONE
         wanted[start:split] = [abandoned] * (split - start)
     assert target.blocks(size) == wanted
 
@@ -172,7 +172,7 @@ def test_a_write_to_an_unknown_peer_is_refused_at_poll(fleet: Fleet, pair: tuple
     name = target.introduce().region.peer
     writer.remove_peer(name)
     poll = write_all(fleet, writer, target, b"nobody")
-    assert poll.state is WriteState.REFUSED, "nothing was posted"
+    assert poll.state is TransferState.REFUSED, "nothing was posted"
     assert name in poll.reason
 
 
@@ -183,7 +183,7 @@ def test_remove_and_add_again_works(fleet: Fleet, pair: tuple[Any, Any]) -> None
         writer.add_peer(target.introduce())
         writer.add_peer(target.introduce())  # of the same life: nothing new
         writer.fill(100 + round_number)
-        assert write_all(fleet, writer, target, b"again").state is WriteState.DONE
+        assert write_all(fleet, writer, target, b"again").state is TransferState.DONE
         assert target.checksum() == writer.checksum()
 
 
@@ -197,18 +197,18 @@ def test_after_a_fence_the_old_address_is_a_sink_and_the_new_one_works(
     target.fence()
     everything = blocks(fleet)
     late = end_of(writer, writer.write(old.region, everything, everything, b"late"))
-    assert late.state is WriteState.DONE, "a stale descriptor is not refused by the fabric"
+    assert late.state is TransferState.DONE, "a stale descriptor is not refused by the fabric"
     assert target.blocks(fleet.block_bytes) == [1] * NUM_BLOCKS
     new = target.introduce()
     assert new.region.generation == old.region.generation + 1
     writer.add_peer(new)
     late = end_of(writer, writer.write(old.region, everything, everything, b"late"))
-    assert late.state is WriteState.DONE, "not by newer metadata either"
+    assert late.state is TransferState.DONE, "not by newer metadata either"
     assert target.blocks(fleet.block_bytes) == [1] * NUM_BLOCKS
-    assert write_all(fleet, writer, target, b"fresh").state is WriteState.DONE
+    assert write_all(fleet, writer, target, b"fresh").state is TransferState.DONE
     assert target.checksum() == writer.checksum()
     stale = end_of(writer, writer.write(old.region, everything, everything, b"stale"))
-    assert stale.state is WriteState.REFUSED, "a newer generation was used"
+    assert stale.state is TransferState.REFUSED, "a newer generation was used"
     assert f"generation {old.region.generation}" in stale.reason
 
 
@@ -217,16 +217,16 @@ def test_a_peer_that_restarts_is_another_peer(fleet: Fleet, pair: tuple[Any, Any
     first, second = fleet.start("decode-0@boot1"), fleet.start("decode-0@boot2")
     writer.add_peer(first.introduce())
     writer.fill(5)
-    assert write_all(fleet, writer, first, b"to the first").state is WriteState.DONE
+    assert write_all(fleet, writer, first, b"to the first").state is TransferState.DONE
     gone = first.introduce().region
     fleet.kill(first)
     writer.remove_peer(gone.peer)
     writer.add_peer(second.introduce())
-    assert write_all(fleet, writer, second, b"to the second").state is WriteState.DONE
+    assert write_all(fleet, writer, second, b"to the second").state is TransferState.DONE
     assert second.checksum() == writer.checksum()
     everything = blocks(fleet)
     stale = end_of(writer, writer.write(gone, everything, everything, b"x"))
-    assert stale.state is WriteState.REFUSED
+    assert stale.state is TransferState.REFUSED
     assert b"x" not in second.received()
 
 
@@ -237,11 +237,11 @@ def test_a_new_agent_under_a_known_name_replaces_the_old_one(
     first = fleet.start("renewed@1")
     writer.add_peer(first.introduce())
     writer.fill(6)
-    assert write_all(fleet, writer, first, b"to the first").state is WriteState.DONE
+    assert write_all(fleet, writer, first, b"to the first").state is TransferState.DONE
     fleet.kill(first)
     second = fleet.start("renewed@1")
     writer.add_peer(second.introduce())
-    assert write_all(fleet, writer, second, b"to the second").state is WriteState.DONE
+    assert write_all(fleet, writer, second, b"to the second").state is TransferState.DONE
     assert second.checksum() == writer.checksum()
 
 
@@ -251,7 +251,7 @@ def test_metadata_of_another_is_refused_and_harms_neither(
     writer, target = pair
     name = target.introduce().region.peer
     assert name in writer.refused_peer(name, writer.introduce().metadata)
-    assert write_all(fleet, writer, target, b"still fine").state is WriteState.DONE
+    assert write_all(fleet, writer, target, b"still fine").state is TransferState.DONE
 
 
 LAYOUT = KvLayout(
@@ -332,5 +332,5 @@ def test_small_writes_tell_what_carries_them_too(fleet: Fleet, pair: tuple[Any, 
     block = [Span(0, 4096)]
     for tag in (b"first may connect", b"likely", b"certain"):
         handle = writer.write(target.introduce().region, block, block, tag)
-        assert end_of(writer, handle).state is WriteState.DONE
+        assert end_of(writer, handle).state is TransferState.DONE
     assert writer.health() == SEEN[fleet.backend]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.transport import Span, WriteState
+from kv_transfer.transport import Span, TransferState
 from tests.fabric_agents import wait_until
 from tests.fabric_fleet import (
     NUM_BLOCKS,
@@ -25,7 +25,7 @@ from tests.fabric_fleet import (
 
 BLOCK_BYTES = 1 << 20
 OLD, NEW, REUSED = 0x11, 0x22, 0x33
-ENDED = {WriteState.DONE, WriteState.FAILED}
+ENDED = {TransferState.DONE, TransferState.FAILED}
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -53,7 +53,7 @@ def pair(living: Pair) -> tuple[Any, Any]:
 def connect(writer: Any, target: Any) -> None:
     little = [Span(0, 1)]
     handle = writer.write(target.introduce().region, little, little, b"connect")
-    assert end_of(writer, handle).state is WriteState.DONE
+    assert end_of(writer, handle).state is TransferState.DONE
 
 
 def num_landed(fleet: Fleet, target: Any) -> int:
@@ -87,7 +87,7 @@ def fence_in_mid_write(fleet: Fleet, pair: tuple[Any, Any], victim: Any) -> int:
     time.sleep(0.02)  # the rule: reuse blocks 20 ms after a fence
     fenced, pool = num_landed(fleet, target), target.checksum()
     fleet.thaw(victim)
-    assert end_of(writer, writer.finish("write")).state is WriteState.DONE, "it never knew"
+    assert end_of(writer, writer.finish("write")).state is TransferState.DONE, "it never knew"
     wait_until(lambda: len(target.received()) > before, "the notification of the late write")
     assert target.checksum() == pool, "late bytes in the pool"
     return fenced
@@ -115,7 +115,7 @@ def test_a_fence_keeps_late_bytes_of_the_thawed_out(
     assert moved.address != old.address
     _, huge_after = resident(fleet, target, moved.address)
     assert huge_after == huge_before, "the fence moved huge pages as such"
-    assert write_all(fleet, writer, target, b"after").state is WriteState.DONE
+    assert write_all(fleet, writer, target, b"after").state is TransferState.DONE
     assert target.checksum() == writer.checksum()
 
 
@@ -151,7 +151,7 @@ def test_what_lands_in_a_sink_is_given_back_and_the_sinks_end_with_their_last_wr
     target.release_sinks()
     assert target.num_sinks() == 0
     heir.fill(REUSED)
-    assert write_all(fleet, heir, target, b"heir").state is WriteState.DONE
+    assert write_all(fleet, heir, target, b"heir").state is TransferState.DONE
     assert target.checksum() == heir.checksum()
 
 
@@ -164,10 +164,10 @@ def test_a_target_killed_in_mid_write_fails_it_and_its_next_boot_is_written_to(
     first = end_of(writer, writer.finish("write"))
     assert first.state in ENDED, "DONE where all bytes were there before"
     again = end_of(writer, writer.write(region, everything, everything, b"to nobody"))
-    assert again.state is WriteState.FAILED
+    assert again.state is TransferState.FAILED
     writer.remove_peer(region.peer)
     _, heir = living.get()
-    assert write_all(fleet, writer, heir, b"to the next boot").state is WriteState.DONE
+    assert write_all(fleet, writer, heir, b"to the next boot").state is TransferState.DONE
     assert heir.checksum() == writer.checksum()
 
 
@@ -182,11 +182,11 @@ def test_all_writes_to_a_killed_peer_end_also_one_posted_among_them(
     fleet.kill(target)
     assert end_of(writer, handles.pop()).state in ENDED
     retry = writer.write(region, one, one, b"over the old connection")
-    assert end_of(writer, retry).state is WriteState.FAILED
+    assert end_of(writer, retry).state is TransferState.FAILED
     assert {end_of(writer, handle).state for handle in handles} <= ENDED
     writer.remove_peer(region.peer)
     _, heir = living.get()
-    assert write_all(fleet, writer, heir, b"on a fresh one").state is WriteState.DONE
+    assert write_all(fleet, writer, heir, b"on a fresh one").state is TransferState.DONE
     assert heir.checksum() == writer.checksum()
 
 
@@ -202,7 +202,7 @@ def test_bytes_of_a_killed_writer_land_in_quarantined_blocks_only(
     heir.fill(REUSED)
     handle = heir.write(region, free, free, b"at once into others")
     target.set_polling(True)
-    assert end_of(heir, handle).state is WriteState.DONE
+    assert end_of(heir, handle).state is TransferState.DONE
     wait_until(lambda: b"at once into others" in target.received(), "the notification")
     time.sleep(0.2)  # no event says that nothing comes any more
     landed = target.blocks(fleet.block_bytes)
@@ -251,13 +251,13 @@ def test_a_frozen_target_leaves_the_write_pending_and_the_writer_free(
     fleet.freeze(target)
     handle = stranger.write(introduction.region, everything, everything, b"patience")
     time.sleep(0.3)
-    assert stranger.poll(handle).state is WriteState.PENDING
+    assert stranger.poll(handle).state is TransferState.PENDING
     stranger.add_peer(writer.introduce())
-    assert write_all(fleet, stranger, writer, b"o").state is WriteState.DONE, (
+    assert write_all(fleet, stranger, writer, b"o").state is TransferState.DONE, (
         "others are not held up"
     )
     fleet.thaw(target)
-    assert end_of(stranger, handle).state is WriteState.DONE
+    assert end_of(stranger, handle).state is TransferState.DONE
     wait_until(lambda: b"patience" in target.received(), "the notification")
 
 
@@ -269,10 +269,10 @@ def test_newer_metadata_of_a_peer_leaves_the_writes_to_it_alone(
     handles = [writer.write(region, everything, everything, b"under way") for _ in range(2)]
     target.fence()
     writer.add_peer(target.introduce())  # as when the next ask brings it
-    assert {end_of(writer, handle).state for handle in handles} == {WriteState.DONE}, (
+    assert {end_of(writer, handle).state for handle in handles} == {TransferState.DONE}, (
         "FAILED would never settle, and hold the source blocks until the agent is destroyed"
     )
-    assert write_all(fleet, writer, target, b"fresh").state is WriteState.DONE
+    assert write_all(fleet, writer, target, b"fresh").state is TransferState.DONE
     wait_until(lambda: b"fresh" in target.received(), "the notification")
     assert target.checksum() == writer.checksum()
 
@@ -286,7 +286,7 @@ def test_a_peer_can_be_removed_while_a_write_to_it_is_under_way(
     writer.remove_peer(target.introduce().region.peer)
     assert end_of(writer, handle).state in ENDED
     writer.add_peer(target.introduce())
-    assert write_all(fleet, writer, target, b"again").state is WriteState.DONE
+    assert write_all(fleet, writer, target, b"again").state is TransferState.DONE
 
 
 def test_a_destroyed_agent_reads_our_memory_no_more(fleet: Fleet, pair: tuple[Any, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.transport import Poll, Span, WriteState
+from kv_transfer.transport import Poll, Span, TransferState
 from tests.fabric_agents import wait_until
 from tests.fabric_fleet import (
     NUM_BLOCKS,
@@ -57,7 +57,7 @@ def test_bytes_come_from_where_told_and_nobody_is_notified(pair: tuple[Any, Any]
     before = source.received()
     there, local = [Span(70_000, 5), Span(3, 6)], [Span(100, 5), Span(5000, 6)]
     handle = reader.read(source.introduce().region, local, there)
-    assert end_of(reader, handle) == Poll(WriteState.DONE)
+    assert end_of(reader, handle) == Poll(TransferState.DONE)
     assert reader.peek(100, 6) == b"first" + bytes([OLD])
     assert reader.peek(5000, 7) == b"second" + bytes([OLD])
     assert source.received() == before
@@ -67,14 +67,14 @@ def test_bytes_come_from_where_told_and_nobody_is_notified(pair: tuple[Any, Any]
 def test_whole_regions_and_10_000_descriptors(fleet: Fleet, pair: tuple[Any, Any]) -> None:
     reader, source = pair
     source.put(0, random.Random(4).randbytes(10_000 * 64))
-    assert read_all(fleet, reader, source).state is WriteState.DONE
+    assert read_all(fleet, reader, source).state is TransferState.DONE
     assert reader.checksum() == source.checksum()
     places = list(range(10_000))
     random.Random(3).shuffle(places)
     reader.fill(OLD)
     there = [Span(place * 64, 64) for place in places]
     handle = reader.read(source.introduce().region, there, there)
-    assert end_of(reader, handle).state is WriteState.DONE
+    assert end_of(reader, handle).state is TransferState.DONE
     assert reader.peek(0, 640_000) == source.peek(0, 640_000)
 
 
@@ -85,7 +85,7 @@ def test_reads_and_writes_of_one_pair_run_at_the_same_time(
     region, half = source.introduce().region, NUM_BLOCKS // 2
     mine, theirs = blocks(fleet, 0, half), blocks(fleet, half, half)
     handles = [reader.read(region, theirs, theirs), reader.write(region, mine, mine, b"swap")]
-    assert [end_of(reader, handle).state for handle in handles] == [WriteState.DONE] * 2
+    assert [end_of(reader, handle).state for handle in handles] == [TransferState.DONE] * 2
     wait_until(lambda: b"swap" in source.received(), "the notification")
     for agent in (reader, source):
         assert agent.blocks(fleet.block_bytes) == [OLD] * half + [NEW] * half
@@ -95,7 +95,7 @@ def test_many_reads_under_way_all_end(fleet: Fleet, pair: tuple[Any, Any]) -> No
     reader, source = pair
     region, one = source.introduce().region, blocks(fleet, 0, 1)
     handles = [reader.read(region, one, one) for _ in range(100)]
-    assert {end_of(reader, handle).state for handle in handles} == {WriteState.DONE}
+    assert {end_of(reader, handle).state for handle in handles} == {TransferState.DONE}
 
 
 def test_what_was_never_registered_and_who_is_not_known_cannot_be_read(
@@ -104,11 +104,11 @@ def test_what_was_never_registered_and_who_is_not_known_cannot_be_read(
     reader, source = pair
     reader.remove_peer(source.introduce().region.peer)
     poll = read_all(fleet, reader, source)
-    assert poll.state is WriteState.REFUSED
+    assert poll.state is TransferState.REFUSED
     assert "unknown peer" in poll.reason
     reader.add_peer(source.introduce())
     source.fence()  # no longer where the reader has learnt it
-    assert read_all(fleet, reader, source).state is WriteState.FAILED
+    assert read_all(fleet, reader, source).state is TransferState.FAILED
     assert reader.blocks(fleet.block_bytes) == [OLD] * NUM_BLOCKS
 
 
@@ -119,13 +119,13 @@ def test_a_source_that_moved_is_refused_whether_the_reader_knows_it_or_not(
     old, everything = source.introduce(), blocks(fleet)
     source.fence()
     poll = end_of(reader, reader.read(old.region, everything, everything))
-    assert poll.state is WriteState.REFUSED, "it read the sink's zeros"
+    assert poll.state is TransferState.REFUSED, "it read the sink's zeros"
     assert "moved" in poll.reason
     reader.add_peer(source.introduce())
-    assert read_all(fleet, reader, source).state is WriteState.DONE
+    assert read_all(fleet, reader, source).state is TransferState.DONE
     assert reader.blocks(fleet.block_bytes) == [NEW] * NUM_BLOCKS
     stale = end_of(reader, reader.read(old.region, everything, everything))
-    assert stale.state is WriteState.REFUSED
+    assert stale.state is TransferState.REFUSED
     assert reader.blocks(fleet.block_bytes) == [NEW] * NUM_BLOCKS, "not even posted"
 
 
@@ -134,15 +134,15 @@ def test_a_late_write_into_the_sink_forges_no_seal(fleet: Fleet, pair: tuple[Any
     old, everything = source.introduce(), blocks(fleet)
     source.fence()
     late = reader.write(old.region, everything, everything, b"late")
-    assert end_of(reader, late).state is WriteState.DONE
+    assert end_of(reader, late).state is TransferState.DONE
     poll = end_of(reader, reader.read(old.region, everything, everything))
-    assert poll.state is WriteState.REFUSED
+    assert poll.state is TransferState.REFUSED
 
 
 def test_a_source_that_moves_under_a_read_is_refused(fleet: Fleet, pair: tuple[Any, Any]) -> None:
     """The reader stands still in the middle, the source is fenced, and the rest would be zeros."""
     reader, source = pair
-    assert read_all(fleet, reader, source).state is WriteState.DONE, "connected"
+    assert read_all(fleet, reader, source).state is TransferState.DONE, "connected"
     everything = blocks(fleet)
     for _ in range(20):
         reader.fill(OLD)
@@ -152,7 +152,7 @@ def test_a_source_that_moves_under_a_read_is_refused(fleet: Fleet, pair: tuple[A
         fleet.await_strike(Deed.FREEZE, reader)
         source.fence()
         fleet.thaw(reader)
-        if end_of(reader, reader.finish("read")).state is WriteState.REFUSED:
+        if end_of(reader, reader.finish("read")).state is TransferState.REFUSED:
             return
         landed = reader.blocks(fleet.block_bytes)
         assert landed == [NEW] * NUM_BLOCKS, "DONE says that every byte was the source's"
@@ -164,17 +164,17 @@ def test_a_region_that_moves_under_its_own_read_is_refused(
 ) -> None:
     reader, source = pair
     everything = blocks(fleet)
-    assert read_all(fleet, reader, source).state is WriteState.DONE, "connected"
+    assert read_all(fleet, reader, source).state is TransferState.DONE, "connected"
     source.set_polling(False)
     handle = reader.read(source.introduce().region, everything, everything)
     reader.fence()
     source.set_polling(True)
     poll = end_of(reader, handle)
     if fleet.backend is Backend.CMA:  # over before the fence: posting is the copy
-        assert poll.state is WriteState.DONE
+        assert poll.state is TransferState.DONE
         assert reader.blocks(fleet.block_bytes) == [NEW] * NUM_BLOCKS
     else:
-        assert poll.state is WriteState.REFUSED
+        assert poll.state is TransferState.REFUSED
 
 
 @backends(
@@ -185,21 +185,21 @@ def test_a_region_that_moves_under_its_own_read_is_refused(
 )
 def test_a_read_makes_progress_by_its_sources_polls(fleet: Fleet, pair: tuple[Any, Any]) -> None:
     reader, source = pair
-    assert read_all(fleet, reader, source).state is WriteState.DONE, "connected"
+    assert read_all(fleet, reader, source).state is TransferState.DONE, "connected"
     source.set_polling(False)
     everything = blocks(fleet)
     handle = reader.read(source.introduce().region, everything, everything)
     time.sleep(0.1)
-    assert reader.poll(handle).state is WriteState.PENDING
+    assert reader.poll(handle).state is TransferState.PENDING
     source.set_polling(True)
-    assert end_of(reader, handle).state is WriteState.DONE
+    assert end_of(reader, handle).state is TransferState.DONE
 
 
 def test_a_frozen_source_is_read_after_its_thaw_at_the_latest(
     fleet: Fleet, pair: tuple[Any, Any]
 ) -> None:
     reader, source = pair
-    assert read_all(fleet, reader, source).state is WriteState.DONE, "connected"
+    assert read_all(fleet, reader, source).state is TransferState.DONE, "connected"
     reader.fill(OLD)
     everything = blocks(fleet)
     region = source.introduce().region
@@ -207,9 +207,9 @@ def test_a_frozen_source_is_read_after_its_thaw_at_the_latest(
     handle = reader.read(region, everything, everything)
     if fleet.backend is not Backend.CMA:
         time.sleep(0.1)
-        assert reader.poll(handle).state is WriteState.PENDING
+        assert reader.poll(handle).state is TransferState.PENDING
         fleet.thaw(source)
-    assert end_of(reader, handle).state is WriteState.DONE
+    assert end_of(reader, handle).state is TransferState.DONE
     fleet.thaw(source)
     assert reader.blocks(fleet.block_bytes) == [NEW] * NUM_BLOCKS
 
@@ -242,11 +242,11 @@ def test_a_source_killed_under_a_read_fails_it_and_the_reader_lives(
     landed = reader.blocks(fleet.block_bytes)
     assert landed[TRIGGER_BLOCK] != OLD
     is_whole = landed == [NEW] * NUM_BLOCKS
-    assert poll.state is WriteState.FAILED or (is_whole and poll.state is WriteState.DONE)
+    assert poll.state is TransferState.FAILED or (is_whole and poll.state is TransferState.DONE)
     again = end_of(reader, reader.read(region, everything, everything))
-    assert again.state is WriteState.FAILED
+    assert again.state is TransferState.FAILED
     reader, heir = living.get()
     heir.fill(NEW + 1)
-    assert read_all(fleet, reader, heir).state is WriteState.DONE
-    assert write_all(fleet, reader, heir, b"and back").state is WriteState.DONE
+    assert read_all(fleet, reader, heir).state is TransferState.DONE
+    assert write_all(fleet, reader, heir, b"and back").state is TransferState.DONE
     assert reader.blocks(fleet.block_bytes) == [NEW + 1] * NUM_BLOCKS

@@ -16,7 +16,7 @@ from core.ids import Boot
 from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
-from kv_transfer.transport import Notification, PeerName, RemoteRegion, Span, WriteState
+from kv_transfer.transport import Notification, PeerName, RemoteRegion, Span, TransferState
 from tests.fabric_agents import Introduction, RemoteAgent
 
 NUM_BYTES = 8 << 20
@@ -79,14 +79,14 @@ async def test_writes_both_ways(peer: RemoteAgent) -> None:
         await here.thread.call(lambda t: t.add_peer(there.peer, introduction.metadata))
         here.region.view()[:] = b"\7" * NUM_BYTES
         outcome = await here.thread.write(there, WHOLE, WHOLE, b"out")
-        assert (outcome.state, outcome.num_bytes) == (WriteState.DONE, NUM_BYTES)
+        assert (outcome.state, outcome.num_bytes) == (TransferState.DONE, NUM_BYTES)
         assert peer.peek(NUM_BYTES - 4, 4) == b"\7" * 4
 
         peer.add_peer(await here.introduce())
         peer.fill(9)
         here.thread.watch()
         handle = peer.write((await here.introduce()).region, WHOLE, WHOLE, b"in")
-        while (await asyncio.to_thread(peer.poll, handle)).state is WriteState.PENDING:
+        while (await asyncio.to_thread(peer.poll, handle)).state is TransferState.PENDING:
             pass
         assert (await here.arrived.get()).payload == b"in"
         here.thread.unwatch()
@@ -100,7 +100,7 @@ async def test_reads_come_in_and_go_out_also_after_a_fence(peer: RemoteAgent) ->
         await here.thread.call(lambda t: t.add_peer(there.peer, introduction.metadata))
         peer.fill(3)
         outcome = await here.thread.read(there, WHOLE, WHOLE)
-        assert (outcome.state, outcome.num_bytes) == (WriteState.DONE, NUM_BYTES)
+        assert (outcome.state, outcome.num_bytes) == (TransferState.DONE, NUM_BYTES)
         assert bytes(here.region.view()) == b"\3" * NUM_BYTES
         await here.thread.call(lambda _: here.region.fence())
         await here.thread.call(lambda t: t.register(here.region))
@@ -108,16 +108,16 @@ async def test_reads_come_in_and_go_out_also_after_a_fence(peer: RemoteAgent) ->
         peer.fill(0)
         here.thread.watch()  # over TCP its polls would be what sends the bytes
         handle = peer.read((await here.introduce()).region, WHOLE, WHOLE)
-        while (await asyncio.to_thread(peer.poll, handle)).state is WriteState.PENDING:
+        while (await asyncio.to_thread(peer.poll, handle)).state is TransferState.PENDING:
             pass
         here.thread.unwatch()
         assert peer.peek(NUM_BYTES - 4, 4) == b"\3" * 4
         peer.fence()
         moved = await here.thread.read(there, WHOLE, WHOLE)
-        assert moved.state is WriteState.REFUSED
+        assert moved.state is TransferState.REFUSED
         peer.kill()
         dead = await here.thread.read(there, WHOLE, WHOLE)
-        assert dead.state is WriteState.FAILED
+        assert dead.state is TransferState.FAILED
 
 
 async def test_an_idle_thread_takes_no_processor_time() -> None:
@@ -139,7 +139,7 @@ async def test_a_renewed_agent_writes_again(peer: RemoteAgent) -> None:
             await here.thread.call(lambda t: t.add_peer(peer_name, introduction.metadata))
             tag = f"round {round_number}".encode()
             outcome = await here.thread.write(introduction.region, WHOLE, WHOLE, tag)
-            assert outcome.state is WriteState.DONE
+            assert outcome.state is TransferState.DONE
             await here.thread.renew(lambda: NixlTransport(NAME))
         assert sorted(peer.received()) == [b"round 0", b"round 1"]
 

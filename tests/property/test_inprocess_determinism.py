@@ -12,7 +12,7 @@ from core.ids import Boot
 from kv_transfer.bytes_region import BytesRegion
 from kv_transfer.inprocess.model import FabricEvent, Faults, Frozen, Kind
 from kv_transfer.inprocess.transport import InProcessFabric
-from kv_transfer.transport import PeerName, RemoteRegion, Span, WriteState
+from kv_transfer.transport import PeerName, RemoteRegion, Span, TransferState
 
 NAMES = [PeerName(f"worker-{index}@1") for index in range(3)]
 NUM_BYTES = 48
@@ -168,10 +168,10 @@ def test_a_read_that_is_done_brought_what_its_source_held(seed: int, script: lis
     for _ in range(20):
         world.advance(2.0)
     state = world.agents[0].poll(handle).state
-    if state is WriteState.DONE:
+    if state is TransferState.DONE:
         assert bytes(world.regions[0].view()) == bytes([2]) * NUM_BYTES
     else:
-        assert state is WriteState.REFUSED
+        assert state is TransferState.REFUSED
         assert any(action[0] == "fence" for action in script)
 
 

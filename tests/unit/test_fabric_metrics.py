@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kv_transfer.metrics import FabricMetrics
-from kv_transfer.transfer_thread import WriteOutcome
-from kv_transfer.transport import Health, WriteState
+from kv_transfer.transfer_thread import TransferOutcome
+from kv_transfer.transport import Health, TransferState
 
 LABELS = {"model_name": "smol", "engine": "0"}
 
@@ -22,14 +22,14 @@ def metrics(registry: CollectorRegistry) -> FabricMetrics:
     return FabricMetrics(registry, model_name="smol", engine="0", backend="nixl")
 
 
-def outcome(state: WriteState) -> WriteOutcome:
-    return WriteOutcome(state, "", 0.002, 0.003, 368_640, 4)
+def outcome(state: TransferState) -> TransferOutcome:
+    return TransferOutcome(state, "", 0.002, 0.003, 368_640, 4)
 
 
 def test_a_done_write_is_in_every_histogram(
     registry: CollectorRegistry, metrics: FabricMetrics
 ) -> None:
-    metrics.observe(outcome(WriteState.DONE))
+    metrics.observe(outcome(TransferState.DONE))
     sums = {
         name: registry.get_sample_value(f"vllm:{name}_sum", LABELS)
         for name in (
@@ -51,8 +51,8 @@ def test_a_done_write_is_in_every_histogram(
 def test_a_failed_write_is_only_counted_as_such(
     registry: CollectorRegistry, metrics: FabricMetrics
 ) -> None:
-    metrics.observe(outcome(WriteState.FAILED))
-    metrics.observe(outcome(WriteState.REFUSED))
+    metrics.observe(outcome(TransferState.FAILED))
+    metrics.observe(outcome(TransferState.REFUSED))
     assert registry.get_sample_value("vllm:nixl_num_failed_transfers_total", LABELS) == 2
     assert registry.get_sample_value("vllm:nixl_xfer_time_seconds_count", LABELS) == 0
 

@@ -13,13 +13,13 @@ from core.memory_region import SEAL_BYTES
 from kv_transfer.bytes_region import BytesRegion
 from kv_transfer.inprocess.model import FabricEvent, Faults, Frozen, Kind
 from kv_transfer.inprocess.transport import InProcessFabric, InProcessTransport
-from kv_transfer.transport import PeerName, Poll, RemoteRegion, Span, WriteHandle, WriteState
+from kv_transfer.transport import PeerName, Poll, RemoteRegion, Span, TransferHandle, TransferState
 
 P, D = PeerName("prefill@1"), PeerName("decode@1")
 NUM_BYTES = 64
 BLOCKS = [Span(index * 8, 8) for index in range(8)]
-PENDING = Poll(WriteState.PENDING)
-DONE = Poll(WriteState.DONE)
+PENDING = Poll(TransferState.PENDING)
+DONE = Poll(TransferState.DONE)
 
 
 class World:
@@ -46,7 +46,7 @@ class World:
         region = self.target
         return RemoteRegion(D, Boot("1"), region.address, region.num_bytes, region.generation)
 
-    def write(self) -> WriteHandle:
+    def write(self) -> TransferHandle:
         return self.prefill.write(self.remote(), BLOCKS, BLOCKS, b"tag")
 
     def run(self, seconds: int) -> None:
@@ -180,7 +180,7 @@ def test_a_killed_target_fails_the_write(world: World) -> None:
     world.run(2)
     world.fabric.kill(D)
     world.run(1)
-    assert world.prefill.poll(handle).state is WriteState.FAILED
+    assert world.prefill.poll(handle).state is TransferState.FAILED
     assert world.landed() == 2
     later = world.write()
     assert "RemoteDisconnect" in world.prefill.poll(later).reason
@@ -192,7 +192,7 @@ def test_a_frozen_target_that_is_killed_fails_the_write(world: World) -> None:
     world.run(2)
     world.fabric.kill(D)
     world.run(1)
-    assert world.prefill.poll(handle).state is WriteState.FAILED
+    assert world.prefill.poll(handle).state is TransferState.FAILED
 
 
 def test_a_closed_agent_writes_no_more(world: World) -> None:
@@ -219,7 +219,7 @@ def test_a_lost_descriptor_fails_the_write_without_notification() -> None:
     world = World(Faults(min_delay_s=1.0, max_delay_s=1.0, loss=1.0))
     handle = world.write()
     world.run(20)
-    assert world.prefill.poll(handle).state is WriteState.FAILED
+    assert world.prefill.poll(handle).state is TransferState.FAILED
     assert (world.landed(), world.decode.notifications()) == (0, [])
 
 
@@ -245,7 +245,9 @@ def test_names_are_unique_among_the_living_and_lives_are_told_apart(world: World
     world.fabric.kill(D)
     reborn = world.fabric.transport(D)
     reborn.register(BytesRegion(NUM_BYTES))
-    assert world.prefill.poll(world.write()).state is WriteState.FAILED, "metadata of the dead one"
+    assert world.prefill.poll(world.write()).state is TransferState.FAILED, (
+        "metadata of the dead one"
+    )
     world.prefill.add_peer(D, reborn.metadata())
     world.run(1)
     assert world.prefill.poll(world.write()) == PENDING
@@ -282,7 +284,7 @@ def test_a_write_of_nothing_and_one_without_tag_are_refused(
 class ReadWorld(World):
     """The decode agent is read by the prefill agent: zeros, into ones."""
 
-    def read(self) -> WriteHandle:
+    def read(self) -> TransferHandle:
         return self.prefill.read(self.remote(), BLOCKS, BLOCKS)
 
     def num_read(self) -> int:
@@ -320,7 +322,7 @@ def test_a_source_that_moves_at_any_point_of_a_read_refuses_it(
     reads.run(20)
     poll = reads.prefill.poll(handle)
     assert (poll.state, poll.reason) == (
-        WriteState.REFUSED,
+        TransferState.REFUSED,
         "the source moved: no longer generation 0",
     )
     assert reads.kinds()[-1] is Kind.REFUSED
@@ -393,7 +395,7 @@ def test_a_killed_source_fails_the_read_and_a_killed_reader_is_read_into_no_more
 
 def test_a_lost_descriptor_fails_the_read() -> None:
     reads = ReadWorld(Faults(loss=1.0))
-    assert reads.prefill.poll(reads.read()).state is WriteState.FAILED
+    assert reads.prefill.poll(reads.read()).state is TransferState.FAILED
 
 
 def test_an_address_that_is_not_in_the_metadata_cannot_be_read_or_written(reads: ReadWorld) -> None:
@@ -437,8 +439,8 @@ def test_who_is_not_known_and_what_is_stale_are_refused(world: World) -> None:
     world.prefill.add_peer(D, world.decode.metadata())
     world.prefill.write(world.remote(), BLOCKS, BLOCKS, b"new")
     stale = world.prefill.poll(world.prefill.write(old, BLOCKS, BLOCKS, b"stale"))
-    assert stale == Poll(WriteState.REFUSED, "stale region generation 0, 1 is known")
+    assert stale == Poll(TransferState.REFUSED, "stale region generation 0, 1 is known")
     world.prefill.remove_peer(D)
     unknown = world.prefill.poll(world.write())
-    assert unknown == Poll(WriteState.REFUSED, "unknown peer 'decode@1'")
+    assert unknown == Poll(TransferState.REFUSED, "unknown peer 'decode@1'")
     assert world.kinds().count(Kind.REFUSED) == 2

@@ -15,13 +15,13 @@ from kv_transfer.nixl.bindings import Registration
 from kv_transfer.nixl.seals import Seals
 from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
-from kv_transfer.transport import PeerName, Poll, RemoteRegion, Span, WriteState
+from kv_transfer.transport import PeerName, Poll, RemoteRegion, Span, TransferState
 
 NAME, PEER = PeerName("here@1"), PeerName("there@1")
 NUM_BYTES = 4096
 SPANS = [Span(0, 64)]
 REMOTE = RemoteRegion(PEER, Boot("1"), 1 << 40, NUM_BYTES, 0)
-DONE, PENDING = Poll(WriteState.DONE), Poll(WriteState.PENDING)
+DONE, PENDING = Poll(TransferState.DONE), Poll(TransferState.PENDING)
 
 
 class ScriptedAgent:
@@ -177,7 +177,7 @@ def test_a_read_without_its_seal_is_refused(
 ) -> None:
     agent.is_immediate, agent.seal = True, seal
     poll = transport.poll(transport.read(REMOTE, SPANS, SPANS))
-    assert poll.state is WriteState.REFUSED
+    assert poll.state is TransferState.REFUSED
     assert "moved" in poll.reason
 
 
@@ -209,7 +209,7 @@ def test_seals_that_never_come_keep_their_slots(
     agent.done = {Request(number) for number in range(agent.num_requests + 1)}
     polls = [transport.poll(handle) for handle in handles]
     assert polls[:1024] == [PENDING] * 1024
-    assert polls[1024].state is WriteState.REFUSED
+    assert polls[1024].state is TransferState.REFUSED
 
 
 @pytest.mark.parametrize("call", ["prepare", "post", "is_done"])
@@ -221,7 +221,7 @@ def test_every_error_of_a_request_is_failed_with_its_reason(
         transport.write(REMOTE, SPANS, SPANS, b"tag"),
         transport.read(REMOTE, SPANS, SPANS),
     ):
-        assert transport.poll(handle) == Poll(WriteState.FAILED, "NIXL RemoteDisconnect: gone")
+        assert transport.poll(handle) == Poll(TransferState.FAILED, "NIXL RemoteDisconnect: gone")
 
 
 def test_an_unknown_peer_and_a_stale_generation_are_refused_and_nothing_is_posted(
@@ -231,12 +231,12 @@ def test_an_unknown_peer_and_a_stale_generation_are_refused_and_nothing_is_poste
     agent.is_immediate, agent.seal = True, seal_of(1)
     assert transport.poll(transport.write(newer, SPANS, SPANS, b"tag")) == DONE
     stale = transport.poll(transport.write(REMOTE, SPANS, SPANS, b"tag"))
-    assert stale == Poll(WriteState.REFUSED, "stale region generation 0, 1 is known")
+    assert stale == Poll(TransferState.REFUSED, "stale region generation 0, 1 is known")
     assert transport.poll(transport.read(REMOTE, SPANS, SPANS)) == stale
     transport.remove_peer(PEER)
     transport.remove_peer(PEER)
     unknown = transport.poll(transport.read(newer, SPANS, SPANS))
-    assert unknown == Poll(WriteState.REFUSED, "unknown peer 'there@1'")
+    assert unknown == Poll(TransferState.REFUSED, "unknown peer 'there@1'")
     assert agent.num_requests == 1
 
 

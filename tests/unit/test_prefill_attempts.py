@@ -26,7 +26,7 @@ from core.worker_record import Hello
 from engine.events import Admitted, CacheChanged, Computed, Generated, Mode, Scored
 from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.handoff.prefill_side import PrefillTerms
-from kv_transfer.transport import Poll, WriteState
+from kv_transfer.transport import Poll, TransferState
 from prefill_pool.attempts import Attempts
 
 pytestmark = pytest.mark.anyio
@@ -172,7 +172,7 @@ async def test_a_connection_goes_with_the_last_write_to_a_worker_that_left() -> 
     world.compute()
     world.close(world.stream)
     assert world.writes.forgotten == [], "a write is under way, and closing would fail it"
-    world.end_write(Poll(WriteState.DONE))
+    world.end_write(Poll(TransferState.DONE))
     assert world.writes.forgotten == [("d", Boot("d"))]
 
 
@@ -181,7 +181,7 @@ async def test_it_goes_with_the_stream_when_nothing_is_under_way() -> None:
     world.ask()
     await world.answer(None)
     world.compute()
-    world.end_write(Poll(WriteState.DONE))
+    world.end_write(Poll(TransferState.DONE))
     assert len(world.attempts) == 0
     assert world.writes.forgotten == [], "it may ask again"
     again = Stream()
@@ -198,7 +198,7 @@ async def test_a_write_that_was_not_posted_keeps_no_block() -> None:
     await world.answer(None)
     world.compute()
     world.stream.sent.clear()
-    world.end_write(Poll(WriteState.REFUSED, "unknown peer"))
+    world.end_write(Poll(TransferState.REFUSED, "unknown peer"))
     assert world.stream.sent == [HandoffFailed(HANDOFF, "unknown peer")]
     assert len(world.attempts) == 0
     stream: Any = world.stream

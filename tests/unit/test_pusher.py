@@ -14,8 +14,8 @@ from core.messages import BlockRun, PrefillAsk, RegionDescriptor
 from core.request import EngineRequest
 from core.sampling_params import SamplingParams
 from kv_transfer.handoff.prefill_messages import Push
-from kv_transfer.transfer_thread import TransferThread, WriteOutcome
-from kv_transfer.transport import Poll, Span, WriteState
+from kv_transfer.transfer_thread import TransferOutcome, TransferThread
+from kv_transfer.transport import Poll, Span, TransferState
 from prefill_pool.pusher import MEASURED_BYTES, Pusher
 
 pytestmark = pytest.mark.anyio
@@ -41,10 +41,10 @@ class ScriptedFabric:
 
     def __init__(self) -> None:
         self.seconds = 0.001
-        self.state = WriteState.DONE
+        self.state = TransferState.DONE
         self.connections = Connections()
         self.is_slow = False
-        self.pending: list[asyncio.Future[WriteOutcome]] = []
+        self.pending: list[asyncio.Future[TransferOutcome]] = []
 
     def call(self, function: Callable[[Any], object]) -> asyncio.Future[None]:
         return _done(function(self.connections))
@@ -54,15 +54,15 @@ class ScriptedFabric:
 
     def write(
         self, remote: object, local: Sequence[Span], target: Sequence[Span], tag: bytes
-    ) -> asyncio.Future[WriteOutcome]:
+    ) -> asyncio.Future[TransferOutcome]:
         if self.is_slow:
             self.pending.append(asyncio.get_running_loop().create_future())
             return self.pending[-1]
         num_bytes = sum(span.num_bytes for span in local)
-        return _done(WriteOutcome(self.state, "", 0.0, self.seconds, num_bytes, len(local)))
+        return _done(TransferOutcome(self.state, "", 0.0, self.seconds, num_bytes, len(local)))
 
-    def end(self, write: int, state: WriteState) -> None:
-        self.pending[write].set_result(WriteOutcome(state, "", 0.0, self.seconds, 1, 1))
+    def end(self, write: int, state: TransferState) -> None:
+        self.pending[write].set_result(TransferOutcome(state, "", 0.0, self.seconds, 1, 1))
 
 
 def _done(result: Any) -> asyncio.Future[Any]:
@@ -78,7 +78,7 @@ class Writer:
         self.fabric = ScriptedFabric()
         self.pusher = Pusher(cast("TransferThread", cast("object", self.fabric)), Boot("here"))
 
-    async def push(self, num_blocks: int, peer: str = "decode-0") -> WriteState:
+    async def push(self, num_blocks: int, peer: str = "decode-0") -> TransferState:
         return (await self.post(num_blocks, peer)).state
 
     def post(self, num_blocks: int, peer: str = "decode-0") -> asyncio.Future[Poll]:
@@ -135,9 +135,9 @@ async def test_neither_does_the_first_write_on_a_connection() -> None:
 async def test_after_a_failed_write_the_connection_is_a_new_one() -> None:
     writer = Writer()
     await writer.push(8)
-    writer.fabric.state = WriteState.FAILED
-    assert await writer.push(8) is WriteState.FAILED
-    writer.fabric.state = WriteState.DONE
+    writer.fabric.state = TransferState.FAILED
+    assert await writer.push(8) is TransferState.FAILED
+    writer.fabric.state = TransferState.DONE
     await writer.push(8)
     assert writer.pusher.bytes_per_s is None
     assert writer.pusher.num_failed == 1
@@ -147,7 +147,7 @@ async def test_a_connection_that_failed_is_closed_before_it_is_opened_anew() -> 
     writer = Writer()
     peer = "decode-0@there"
     await writer.push(1)
-    writer.fabric.state = WriteState.FAILED
+    writer.fabric.state = TransferState.FAILED
     await writer.push(1)
     assert writer.fabric.connections.calls == [("add", peer), ("remove", peer)]
     await writer.push(1, peer="decode-1")
@@ -160,11 +160,11 @@ async def test_it_is_not_closed_under_other_writes_of_its() -> None:
     writer = Writer()
     writer.fabric.is_slow = True
     first, second = writer.post(1), writer.post(1)
-    writer.fabric.end(0, WriteState.FAILED)
-    assert (await first).state is WriteState.FAILED
+    writer.fabric.end(0, TransferState.FAILED)
+    assert (await first).state is TransferState.FAILED
     assert [what for what, _ in writer.fabric.connections.calls] == ["add"]
-    writer.fabric.end(1, WriteState.DONE)
-    assert (await second).state is WriteState.DONE
+    writer.fabric.end(1, TransferState.DONE)
+    assert (await second).state is TransferState.DONE
     assert [what for what, _ in writer.fabric.connections.calls] == ["add", "remove"]
 
 
@@ -174,20 +174,20 @@ async def test_a_write_of_a_destroyed_agent_closes_no_connection_of_the_next_one
     old = writer.post(1)
     await writer.pusher.renew(lambda: cast("Any", None))
     writer.post(1)
-    writer.fabric.end(0, WriteState.FAILED)
-    assert (await old).state is WriteState.FAILED
+    writer.fabric.end(0, TransferState.FAILED)
+    assert (await old).state is TransferState.FAILED
     assert [what for what, _ in writer.fabric.connections.calls] == ["add", "add"]
 
 
 async def test_a_write_that_was_not_posted_is_told_so_and_leaves_the_connection() -> None:
     writer = Writer()
     await writer.push(1)
-    writer.fabric.state = WriteState.REFUSED
-    assert await writer.push(1) is WriteState.REFUSED
+    writer.fabric.state = TransferState.REFUSED
+    assert await writer.push(1) is TransferState.REFUSED
     writer.fabric.is_slow = True
     raising = writer.post(1)
     writer.fabric.pending[0].set_exception(FabricError("the fabric stopped"))
-    assert await raising == Poll(WriteState.REFUSED, "the fabric stopped")
+    assert await raising == Poll(TransferState.REFUSED, "the fabric stopped")
     assert writer.fabric.connections.calls == [("add", "decode-0@there")]
     assert writer.pusher.num_failed == 2
 

@@ -17,14 +17,14 @@ from core.ids import Boot
 from kv_transfer.bytes_region import BytesRegion
 from kv_transfer.inprocess.model import Frozen
 from kv_transfer.inprocess.transport import InProcessFabric
-from kv_transfer.transfer_thread import MIN_POLL_S, TransferThread, WriteOutcome
+from kv_transfer.transfer_thread import MIN_POLL_S, TransferOutcome, TransferThread
 from kv_transfer.transport import (
     Notification,
     PeerName,
     RemoteRegion,
     Span,
+    TransferState,
     Transport,
-    WriteState,
 )
 
 P, D = PeerName("prefill@1"), PeerName("decode@1")
@@ -41,7 +41,7 @@ class Side:
         self.region = BytesRegion(NUM_BYTES)
         transport.register(self.region)
         self.arrived: asyncio.Queue[Notification] = asyncio.Queue()
-        self.outcomes: list[WriteOutcome] = []
+        self.outcomes: list[TransferOutcome] = []
         self.thread = TransferThread(
             transport,
             loop=asyncio.get_running_loop(),
@@ -104,9 +104,9 @@ async def test_a_write_resolves_with_what_it_was() -> None:
     async with two_sides(in_process()) as (prefill, decode):
         prefill.region.view()[:256] = b"k" * 256
         write = prefill.thread.write(decode.remote, blocks(0, 1, 2, 3), blocks(8, 9, 3, 4), b"t")
-        outcome: WriteOutcome = await soon(write)
+        outcome: TransferOutcome = await soon(write)
         assert (outcome.state, outcome.num_bytes, outcome.num_descriptors) == (
-            WriteState.DONE,
+            TransferState.DONE,
             256,
             2,
         )
@@ -120,9 +120,9 @@ async def test_a_read_resolves_with_what_it_was_and_is_counted() -> None:
     async with two_sides(in_process()) as (prefill, decode):
         decode.region.view()[:128] = b"k" * 128
         read = prefill.thread.read(decode.remote, blocks(8, 9), blocks(0, 1))
-        outcome: WriteOutcome = await soon(read)
+        outcome: TransferOutcome = await soon(read)
         assert (outcome.state, outcome.num_bytes, outcome.num_descriptors) == (
-            WriteState.DONE,
+            TransferState.DONE,
             128,
             1,
         )
@@ -130,7 +130,7 @@ async def test_a_read_resolves_with_what_it_was_and_is_counted() -> None:
         assert bytes(prefill.region.view()[512:640]) == b"k" * 128
         decode.region.fence()
         moved = await soon(prefill.thread.read(decode.remote, blocks(0), blocks(0)))
-        assert moved.state is WriteState.FAILED, "an address that it has not learnt"
+        assert moved.state is TransferState.FAILED, "an address that it has not learnt"
         with pytest.raises(ValueError, match="spans"):
             await soon(prefill.thread.read(decode.remote, blocks(0, 1), blocks(0)))
 
@@ -190,7 +190,7 @@ async def test_a_write_to_a_frozen_peer_stays_open_and_stop_fails_it() -> None:
             async with asyncio.timeout(0.05):
                 await asyncio.shield(write)
         await soon(prefill.thread.stop())
-        assert (await write).state is WriteState.FAILED
+        assert (await write).state is TransferState.FAILED
         assert not prefill.transport.health().ok, "the agent is destroyed"
         with pytest.raises(FabricError, match="stopped"):
             await prefill.thread.write(decode.remote, blocks(0), blocks(0), b"t")
@@ -209,7 +209,7 @@ async def test_renew_fails_what_is_pending_and_goes_on_with_a_fresh_agent() -> N
         await soon(prefill.thread.call(lambda transport: transport.add_peer(D, metadata)))
         decode.thread.watch()
         again = await soon(prefill.thread.write(decode.remote, blocks(0), blocks(0), b"new"))
-        assert again.state is WriteState.DONE
+        assert again.state is TransferState.DONE
         assert (await soon(decode.arrived.get())).payload == b"new"
         decode.thread.unwatch()
 
@@ -232,7 +232,7 @@ async def test_a_cancelled_write_goes_on_and_is_counted() -> None:
         await soon(decode.arrived.get())
         decode.thread.unwatch()
         await soon(prefill.thread.call(lambda _: None))
-        assert [outcome.state for outcome in prefill.outcomes] == [WriteState.DONE]
+        assert [outcome.state for outcome in prefill.outcomes] == [TransferState.DONE]
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ async def test_one_callbacks_fault_is_told_and_loses_nothing_else(
     side.thread.start()
     side.thread.watch()
     outcome = await soon(side.thread.write(side.remote, blocks(0), blocks(1), b"to myself"))
-    assert outcome.state is WriteState.DONE
+    assert outcome.state is TransferState.DONE
     await soon(side.thread.stop())
     assert [str(context["exception"]) for context in faults] == ["broken callback"]
 
