@@ -18,8 +18,16 @@ from router.policy.views import WorkerView
 
 def with_peers_speeds(workers: Sequence[WorkerView], speeds: Speeds) -> list[WorkerView]:
     """Return the workers, each unknown speed replaced by the best one known in its role."""
-    best = {role: _best([w.load for w in workers if w.role is role], speeds) for role in Role}
-    return [replace(w, load=_filled(w.load, best[w.role])) for w in workers]
+    roles = {worker.role for worker in workers if not _is_measured(worker.load)}
+    best = {role: _best([w.load for w in workers if w.role is role], speeds) for role in roles}
+    return [_filled(worker, best.get(worker.role, _NOTHING)) for worker in workers]
+
+
+_NOTHING = WorkerLoad()
+
+
+def _is_measured(load: WorkerLoad) -> bool:
+    return None not in (load.prefill_tokens_per_s, load.decode_step_s, load.transfer_bytes_per_s)
 
 
 def _best(loads: Sequence[WorkerLoad], speeds: Speeds) -> WorkerLoad:
@@ -34,10 +42,14 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _filled(load: WorkerLoad, best: WorkerLoad) -> WorkerLoad:
-    return replace(
+def _filled(worker: WorkerView, best: WorkerLoad) -> WorkerView:
+    if best == _NOTHING or _is_measured(worker.load):
+        return worker
+    load = worker.load
+    filled = replace(
         load,
         prefill_tokens_per_s=load.prefill_tokens_per_s or best.prefill_tokens_per_s,
         decode_step_s=load.decode_step_s or best.decode_step_s,
         transfer_bytes_per_s=load.transfer_bytes_per_s or best.transfer_bytes_per_s,
     )
+    return replace(worker, load=filled)
