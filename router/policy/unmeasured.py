@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from core.messages import WorkerLoad
-from core.worker_record import Role
 from router.policy.cost import Speeds, single_step_s
 from router.policy.views import WorkerView
 
