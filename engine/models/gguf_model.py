@@ -23,6 +23,7 @@ from engine.models.rope_scaling import (
     LinearScaling,
     RopeScaling,
     YarnScaling,
+    stretched_context,
     yarn_attention_factor,
 )
 from engine.models.spec import Architecture, ModelSpec
@@ -67,7 +68,7 @@ def read_gguf(path: Path) -> ModelSpec:
         output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_gate.bias" in tensors,
         qk_norm=architecture == "qwen3",
-        max_positions=_max_positions(meta, scaling),
+        max_positions=stretched_context(meta.count("context_length"), scaling),
         bos_token_id=next(iter(_token_ids(meta, "bos")), None),
         eos_token_ids=tuple(dict.fromkeys(_token_ids(meta, "eos", "eot"))),
         activation="silu",
@@ -153,11 +154,6 @@ def _nope_layers(architecture: Architecture, num_layers: int) -> tuple[int, ...]
     if architecture != "smollm3":
         return ()
     return tuple(range(_SMOLLM3_NOPE_INTERVAL - 1, num_layers, _SMOLLM3_NOPE_INTERVAL))
-
-
-def _max_positions(meta: GgufMetadata, scaling: RopeScaling | None) -> int:
-    trained = meta.count("context_length")
-    return max(trained, scaling.max_positions) if isinstance(scaling, YarnScaling) else trained
 
 
 def _token_ids(meta: GgufMetadata, *kinds: str) -> list[int]:

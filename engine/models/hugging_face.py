@@ -14,7 +14,7 @@ from engine.models.hugging_face_config import (
     unsupported,
 )
 from engine.models.hugging_face_rope import read_rope
-from engine.models.rope_scaling import RopeScaling, YarnScaling
+from engine.models.rope_scaling import stretched_context
 from engine.models.safetensors_file import read_tensors, shard_paths
 from engine.models.spec import ModelSpec
 
@@ -58,7 +58,7 @@ def read_directory(directory: Path) -> ModelSpec:
         qk_norm=family.qk_norm,
         sliding_window=window,
         sliding_layers=sliding_layers,
-        max_positions=_max_positions(config, scaling),
+        max_positions=stretched_context(config.max_positions(), scaling),
         bos_token_id=config.bos_token_id,
         eos_token_ids=_eos_token_ids(directory, config),
         activation="silu",
@@ -118,12 +118,6 @@ def _sliding_layers(
     if named != by_rule and (window is None or config.family().windows != "chosen"):
         raise unsupported(path, "layer_types", types, f"those of sliding_window = {window}")
     return named
-
-
-def _max_positions(config: HuggingFaceConfig, scaling: RopeScaling | None) -> int:
-    """Return the context, stretched by YaRN, which files state beside the original one."""
-    stated = config.max_positions()
-    return max(stated, scaling.max_positions) if isinstance(scaling, YarnScaling) else stated
 
 
 def _eos_token_ids(directory: Path, config: HuggingFaceConfig) -> tuple[int, ...]:

@@ -71,6 +71,11 @@ class FrequencyDivisors(msgspec.Struct, frozen=True, tag="divisors"):
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyDivisors
 
 
+def stretched_context(stated: int, scaling: RopeScaling | None) -> int:
+    """Return a model's context in tokens: files state YaRN's beside the original one, or not."""
+    return max(stated, scaling.max_positions) if isinstance(scaling, YarnScaling) else stated
+
+
 def yarn_attention_factor(factor: float) -> float:
     """Return the paper's attention factor for a stretch: 0.1 ln(factor) + 1."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -3,6 +3,9 @@
 `gguf.GGUFReader` maps every tensor and builds a numpy array per string (2.6 s for a vocabulary of
 49,152); the router needs the header alone, and its start-up is counted in milliseconds. Format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian).
+
+`engine.models.gguf_file` reads the same header for what stands here beside the vocabulary, and
+steps over that: a router imports nothing of the engine.
 """
 
 from __future__ import annotations
