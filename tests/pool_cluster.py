@@ -468,3 +468,17 @@ async def pool_cluster(
         for machine in [cluster.decode_machine, *cluster.prefill_machines]:
             if machine.task.done() and not machine.task.cancelled():
                 machine.task.result()
+
+
+async def served(answer: Answer, request: EngineRequest) -> Answer:
+    """Return the answer once each of its samples ended."""
+    return await answer.until(lambda a: finished(a, request.sampling.n))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what workers tell nobody."""
+    async with asyncio.timeout(5.0):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.001)
