@@ -139,7 +139,10 @@ class _Exchange:
         self._state = state
 
     async def _fail(self, error: RequestError) -> None:
-        """Before the head went out an error has its status; after, it is the last event."""
+        """Before the head went out an error has its status; after, it is the last event; and where
+        the end of the answer waits for its client, it comes too late to be told."""
+        if self.has_answered:
+            return
         self.has_answered = True
         if self._stream is not None and self._stream.has_started:
             await self._stream.write(error_event(error), last=True)

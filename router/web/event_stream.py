@@ -37,6 +37,8 @@ class EventStream:
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send whole events; `last` ends the stream."""
+        if last:
+            self.close()  # a client may take long to read the end, and no comment may follow it
         self._last = self._clock.now()
         if not self.has_started:
             self.has_started = True

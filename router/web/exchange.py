@@ -73,6 +73,7 @@ class Exchange:
         "_cut_off_by",
         "_expects_continue",
         "_has_answered",
+        "_has_sent_all",
         "_has_sent_head",
         "_head",
         "_is_chunked",
@@ -100,6 +101,7 @@ class Exchange:
         self._is_lost = False
         self._head: Message | None = None
         self._has_sent_head = False
+        self._has_sent_all = False  # and the client has taken enough of it: `_has_answered`
         self._has_answered = False
         self._is_chunked = False
         self._probe = b""
@@ -204,6 +206,7 @@ class Exchange:
         """
         if self._is_lost:
             return
+        assert not self._has_sent_all, "nothing follows the last part: another answer may be next"
         if message["type"] == "http.response.start":
             self._head = message
             return
@@ -214,6 +217,7 @@ class Exchange:
         else:
             data = self._first(body, more=more)
         if not more:
+            self._has_sent_all = True
             self._probe = b""
         self._wire.write(data)
         await self._wire.drained()

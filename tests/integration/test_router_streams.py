@@ -17,6 +17,7 @@ from core.config import Config, HttpConfig
 from core.errors import RequestError
 from core.request import EngineRequest, FinishReason, TokenUpdate
 from router.web.app import create_app
+from router.web.asgi import Message
 from router.web.server import ApiServer
 from tests.raw_http import raw_client
 from tests.router_server import ON_UVLOOP, configured, events, serving, smollm2_text, until
@@ -353,3 +354,36 @@ async def test_a_stop_s_patience_ends() -> None:
         answer = await running
     assert json.loads(events(answer.text)[-1])["error"]["code"] == "stopping"
     assert len(dispatcher.aborted) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stop_adds_nothing_to_an_answer_whose_end_waits_for_its_client(
+    stream: bool,
+) -> None:
+    app = app_of(hello())
+    sent: list[Message] = []
+    ends, never = asyncio.Event(), asyncio.Event()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if "body" in message and not message.get("more_body") and not ends.is_set():
+            ends.set()
+            await never.wait()
+
+    async def receive() -> Message:
+        if received:
+            await never.wait()
+        received.append(True)
+        return {"type": "http.request", "body": json.dumps({**CHAT, "stream": stream}).encode()}
+
+    received: list[bool] = []
+    scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
+    answering = asyncio.create_task(app(scope, receive, send))
+    async with asyncio.timeout(60):
+        await ends.wait()
+        num_sent = len(sent)
+        app.abort_all()
+        await asyncio.wait({answering})
+    assert answering.cancelled()
+    assert len(sent) == num_sent
+    app.close()

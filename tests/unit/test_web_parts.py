@@ -61,6 +61,18 @@ async def test_an_event_breaks_the_silence() -> None:
     assert [message.get("more_body") for message in sent.messages] == [None, True, False]
 
 
+async def test_no_comment_follows_the_end_however_long_a_client_takes_to_read_it() -> None:
+    clock, sent = ManualClock(), Sent()
+    stream = EventStream(sent, clock, 15.0)
+    await stream.write(b"data: x\n\n")
+    clock.advance(15.0)
+    stream.keep_alive()  # a comment is about to be sent
+    await stream.write(b"data: y\n\n", last=True)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert sent.bodies() == [b"data: x\n\n", b"data: y\n\n"]
+
+
 def test_names_are_never_used_twice_and_hold_the_clients() -> None:
     lives = [RequestNames() for _ in range(3)]  # two restarts
     made = [names.new(client) for names in lives for client in ("a", "b.1", "a", "a")]
