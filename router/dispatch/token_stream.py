@@ -1,4 +1,4 @@
-"""One request's updates on their way to its HTTP handler: one event, many updates a wake-up."""
+"""One request's updates on their way to its HTTP handler: many updates a wake-up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RequestStream:
         self._on_finish_sample = on_finish_sample
         self._updates = UpdateBacklog()
         self._prompt_logprobs: list[PromptLogprobs] = []
-        self._news = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._has_ended = False
         self._error: RequestError | None = None
         self._trace: RequestTrace | None = None
@@ -77,15 +77,18 @@ class RequestStream:
         Raises:
             RequestError: the request cannot be finished; all updates before were returned.
         """
-        await self._news.wait()
-        if self._updates:
-            updates = self._updates.take()
-            if not self._has_ended:
-                self._news.clear()
-            return updates
-        if self._error is not None:
-            raise self._error
-        raise StopAsyncIteration
+        while not self._updates:
+            if self._error is not None:
+                raise self._error
+            if self._has_ended:
+                raise StopAsyncIteration
+            # A future of its own, not an Event: this is awaited once a token.
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._updates.take()
 
     def abort(self) -> None:
         """End it everywhere; idempotent."""
@@ -98,7 +101,7 @@ class RequestStream:
     def put(self, update: TokenUpdate) -> None:
         """Append one update and wake the reader."""
         self._updates.put(update)
-        self._news.set()
+        self._wake()
 
     def put_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         """Append a part; it wakes nobody, since a token follows."""
@@ -108,7 +111,7 @@ class RequestStream:
         """Let the reader come to the end, or to an error, after what is there."""
         self._has_ended = True
         self._error = error
-        self._news.set()
+        self._wake()
 
     def report(self, trace: RequestTrace, num_dispatches: int) -> None:
         """Take a worker's report.
@@ -120,3 +123,7 @@ class RequestStream:
             trace = msgspec.structs.replace(trace, cached_tokens=self._trace.cached_tokens)
         self._num_dispatches = num_dispatches
         self._trace = msgspec.structs.replace(trace, attempt=num_dispatches - 1 + trace.attempt)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -41,12 +41,11 @@ class ByteDetokenizer:
         strip_first_space: drop the space that the text begins with, if any.
     """
 
-    __slots__ = ("_bytes_by_id", "_decoder", "_strips")
+    __slots__ = ("_bytes_by_id", "_incomplete", "_strips")
 
     def __init__(self, bytes_by_id: Sequence[bytes], *, strip_first_space: bool = False) -> None:
         self._bytes_by_id = bytes_by_id
-        # Python and `tokenizers` (Rust's from_utf8_lossy) both replace maximal subparts.
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._incomplete = b""  # the beginning of a character
         self._strips = strip_first_space
 
     def feed(self, token_ids: Sequence[int]) -> str:
@@ -57,11 +56,19 @@ class ByteDetokenizer:
         if self._strips and raw:
             self._strips = False
             raw = raw.removeprefix(b" ")
-        return self._decoder.decode(raw)
+        return self._decode(raw, final=False)
 
     def flush(self) -> str:
         """Return the rest."""
-        return self._decoder.decode(b"", final=True)
+        return self._decode(b"", final=True)
+
+    def _decode(self, raw: bytes, *, final: bool) -> str:
+        # Python and `tokenizers` (Rust's from_utf8_lossy) both replace maximal subparts. This is
+        # what an incremental decoder of `codecs` calls; making and calling one costs more.
+        data = self._incomplete + raw
+        text, num_decoded = codecs.utf_8_decode(data, "replace", final)
+        self._incomplete = data[num_decoded:]
+        return text
 
 
 class WindowDetokenizer:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+from collections.abc import Awaitable
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry
@@ -102,7 +103,7 @@ class RouterApp:
         scope["dovetail.request_id"] = request_id
         status = 0
 
-        async def send_named(message: Message) -> None:
+        def send_named(message: Message) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -110,7 +111,7 @@ class RouterApp:
                     *message["headers"],
                     (b"x-request-id", request_id.encode()),
                 ]
-            await send(message)
+            return send(message)
 
         try:
             refuse_what_is_no_request(scope)

@@ -140,7 +140,8 @@ class Generation:
         stream = self._streams[prompt_index]
         deltas: Deltas = []
         for update in updates:
-            _refuse_failure(update)
+            if update.finish_reason is not None:
+                _refuse_failure(update.finish_reason)
             index = base + update.sample_index
             sample = self.samples[index]
             delta = sample.feed(update)
@@ -200,11 +201,11 @@ class Generation:
             self._end(prompt_index, reason)
 
 
-def _refuse_failure(update: TokenUpdate) -> None:
+def _refuse_failure(reason: FinishReason) -> None:
     """A failed generation is never a 200: workers' `error` and a foreign `abort` are errors."""
-    if update.finish_reason is FinishReason.ERROR:
+    if reason is FinishReason.ERROR:
         msg = "the generation failed on its worker"
         raise RequestError(msg, status=500, code="generation_failed")
-    if update.finish_reason is FinishReason.ABORT:
+    if reason is FinishReason.ABORT:
         msg = "the generation was cancelled"
         raise RequestError(msg, status=503, code="generation_cancelled")
