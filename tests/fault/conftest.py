@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.cluster import up
+from tests.cluster import not_measured, up
 
-__all__ = ["up"]
+__all__ = ["not_measured", "up"]
