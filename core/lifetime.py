@@ -28,7 +28,7 @@ class Stamp(enum.StrEnum):
     RECEIVED = "received"
     RESERVED = "reserved"
     ASKED = "asked"
-    FIRST_TOKEN_RECEIVED = "first_token_received"  # noqa: S105
+    FIRST_TOKEN_RECEIVED = "first_token_received"  # noqa: S105 - no password
     KV_COMPLETE = "kv_complete"
     JOINED = "joined"
 

@@ -10,8 +10,6 @@ from core.errors import RequestError
 from router.web.asgi import Receive, Scope, Send, refuse_what_is_no_request, send_bytes
 from router.web.errors import error_body, error_headers
 
-_JSON = b"application/json"
-
 
 class WorkerApp:
     """ASGI application with `/metrics`, `/health`, `/health/live` and `/health/ready`.
@@ -48,12 +46,12 @@ class WorkerApp:
                 headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
                 await send_bytes(send, 200, generate_latest(self._registry), headers)
             case "/health" | "/health/live":
-                await send_bytes(send, 200, b'{"status":"ok"}', [(b"content-type", _JSON)])
+                await send_bytes(send, 200, b'{"status":"alive"}')
             case "/health/ready":
                 is_ready = await self._is_ready()
                 body = b'{"status":"ready"}' if is_ready else b'{"status":"not ready"}'
                 status = 200 if is_ready else 503
-                await send_bytes(send, status, body, [(b"content-type", _JSON)])
+                await send_bytes(send, status, body)
             case _:
                 message = f"unknown route {path}: a worker serves /metrics and /health"
                 raise RequestError(message, status=404, code="not_found")
