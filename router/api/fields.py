@@ -160,10 +160,13 @@ class FieldReader:
         Raises:
             RequestError: 400, `unsupported_parameter`.
         """
-        for name, values in harmless.items():
-            value = self.raw(name)
+        self._known.update(harmless)
+        body = self._body
+        # Bodies have few fields, and nearly none of these.
+        for name in [name for name in harmless if name in body]:
+            value = body[name]
             is_empty = value is None or value in ("", [], {})
-            if not is_empty and not any(_same(value, one) for one in values):
+            if not is_empty and not any(_same(value, one) for one in harmless[name]):
                 refuse_unsupported(self._prefix + name, value)
 
     def unknown(self) -> list[str]:

@@ -67,6 +67,9 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     add_special_tokens: bool
 
 
+_RequestT = TypeVar("_RequestT", ChatRequest, CompletionRequest)
+
+
 def read_chat(body: Mapping[str, Any], vocabulary: Vocabulary) -> ChatRequest:
     """Validate the body of a chat request.
 
@@ -90,8 +93,7 @@ def read_chat(body: Mapping[str, Any], vocabulary: Vocabulary) -> ChatRequest:
         template_variables=reader.mapping("chat_template_kwargs"),
         add_special_tokens=reader.boolean("add_special_tokens", default=False),
     )
-    ignored = (*reader.unknown(), *messages.ignored)
-    return msgspec.structs.replace(request, params=_with_ignored(params, ignored))
+    return _with_ignored(request, (*reader.unknown(), *messages.ignored))
 
 
 def read_completion(body: Mapping[str, Any], vocabulary: Vocabulary) -> CompletionRequest:
@@ -114,7 +116,7 @@ def read_completion(body: Mapping[str, Any], vocabulary: Vocabulary) -> Completi
         prompts=prompts,
         add_special_tokens=reader.boolean("add_special_tokens", default=True),
     )
-    return msgspec.structs.replace(request, params=_with_ignored(params, reader.unknown()))
+    return _with_ignored(request, reader.unknown())
 
 
 def read_prompts(value: object, vocab_size: int) -> tuple[Prompt, ...]:
@@ -169,5 +171,8 @@ def _chat_logprobs(reader: FieldReader) -> int | None:
     return (top or 0) if wanted else None
 
 
-def _with_ignored(params: GenerationParams, ignored: Sequence[str]) -> GenerationParams:
-    return msgspec.structs.replace(params, ignored=tuple(ignored))
+def _with_ignored(request: _RequestT, ignored: Sequence[str]) -> _RequestT:
+    if not ignored:
+        return request
+    params = msgspec.structs.replace(request.params, ignored=tuple(ignored))
+    return msgspec.structs.replace(request, params=params)
