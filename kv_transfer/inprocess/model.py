@@ -1,8 +1,9 @@
-"""What the in-process fabric is made of: faults, events, ports and the writes between them."""
+"""What the in-process fabric is made of: faults, events, ports and the transfers between them."""
 
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -122,35 +123,58 @@ class Step(enum.Enum):
     COMPLETE = "complete"
 
 
-class Write:
-    """A write under way: descriptors in the order in which they will land, then the rest.
+class Transfer(ABC):
+    """A write or read under way: descriptors in the order in which they will land, then the rest.
 
-    `captured` are bytes of the next descriptors that had left the source when it was killed;
-    `carries_notification` whether that had left too.
+    Attributes:
+        next_step: after the last descriptor.
     """
 
-    next_step = Step.NOTIFY
-    """After the last descriptor."""
+    next_step: Step
 
-    def __init__(self, handle: TransferHandle, source: Port, target: Port, tag: bytes) -> None:
+    def __init__(self, handle: TransferHandle, source: Port, target: Port) -> None:
         self.handle = handle
         self.source = source
         self.target = target
-        self.tag = tag
         self.poll = Poll(TransferState.PENDING)
         self.descriptors: list[Descriptor] = []
-        self.captured: list[bytes] = []
-        self.carries_notification = False
         self.step = Step.LAND
 
     @property
+    @abstractmethod
     def poster(self) -> Port:
         """Who posted it, and polls it."""
+
+    @property
+    @abstractmethod
+    def peer(self) -> Port:
+        """The other end."""
+
+
+class Write(Transfer):
+    """Posted by the source.
+
+    Attributes:
+        captured: bytes of the next descriptors that had left the source when it was killed.
+        carries_notification: whether that had left too.
+    """
+
+    next_step = Step.NOTIFY
+
+    def __init__(self, handle: TransferHandle, source: Port, target: Port, tag: bytes) -> None:
+        super().__init__(handle, source, target)
+        self.tag = tag
+        self.captured: list[bytes] = []
+        self.carries_notification = False
+
+    @property
+    def poster(self) -> Port:
+        """The source."""
         return self.source
 
     @property
     def peer(self) -> Port:
-        """The other end."""
+        """The target."""
         return self.target
 
     def capture(self, num_descriptors: int) -> None:
@@ -161,16 +185,19 @@ class Write:
         self.carries_notification = num_descriptors > len(self.descriptors)
 
 
-class Read(Write):
-    """A read under way: as a write, but posted by the target, and with a look in the notification's
-    place: `verify` says why what has landed is not the source's, empty where it is."""
+class Read(Transfer):
+    """Posted by the target, with a look in the notification's place.
+
+    Attributes:
+        verify: says why what has landed is not the source's; empty where it is.
+    """
 
     next_step = Step.VERIFY
 
     def __init__(
         self, handle: TransferHandle, source: Port, target: Port, verify: Callable[[], str]
     ) -> None:
-        super().__init__(handle, source, target, b"")
+        super().__init__(handle, source, target)
         self.verify = verify
 
     @property

@@ -33,6 +33,7 @@ from kv_transfer.inprocess.model import (
     Port,
     Read,
     Registration,
+    Transfer,
     Write,
 )
 from kv_transfer.inprocess.wire import Wire
@@ -76,11 +77,11 @@ class InProcessFabric:
         self._rng = rng
         self._wire = Wire(rng, faults or Faults(), on_event)
         self._ports: dict[PeerName, Port] = {}
-        self._heap: list[tuple[float, int, Write]] = []
-        self._stalled: list[Write] = []
+        self._heap: list[tuple[float, int, Transfer]] = []
+        self._stalled: list[Transfer] = []
         self._num_scheduled = 0
         self._num_lives = 0
-        self._num_writes = 0
+        self._num_transfers = 0
 
     @property
     def faults(self) -> Faults:
@@ -120,8 +121,8 @@ class InProcessFabric:
         with self.lock:
             now = self._now()
             while self._heap and self._heap[0][0] <= now:
-                at, _, write = heapq.heappop(self._heap)
-                self._advance(write, at)
+                at, _, transfer = heapq.heappop(self._heap)
+                self._advance(transfer, at)
                 num_events += 1
         return num_events
 
@@ -160,9 +161,9 @@ class InProcessFabric:
             port = self._ports[name]
             port.is_alive = False
             port.frozen = None
-            for write in (*self._stalled, *(entry[2] for entry in self._heap)):
-                if write.source is port:
-                    write.capture(buffered_descriptors)
+            for moving in (*self._stalled, *(entry[2] for entry in self._heap)):
+                if isinstance(moving, Write) and moving.source is port:
+                    moving.capture(buffered_descriptors)
             self._resume()
 
     # --- for the transports -----------------------------------------------------------------------
@@ -186,46 +187,50 @@ class InProcessFabric:
         self._start(read, pieces)
         return read
 
-    def unposted(self, poster: Port, peer: PeerName, poll: Poll) -> Write:
+    def unposted(
+        self, poster: Port, peer: PeerName, poll: Poll, *, is_read: bool = False
+    ) -> Transfer:
         """Return a write or read that was over before a byte moved."""
-        other = self._ports.get(peer) or Port(peer, 0)
-        write = Write(self._next_handle(), poster, other, b"")
-        self._wire.end(write, self._now(), poll)
-        return write
+        other, handle = self._ports.get(peer) or Port(peer, 0), self._next_handle()
+        transfer: Transfer = (  # a read that does not start is not verified
+            Read(handle, other, poster, str) if is_read else Write(handle, poster, other, b"")
+        )
+        self._wire.end(transfer, self._now(), poll)
+        return transfer
 
     def memory_of(self, name: PeerName, address: int, num_bytes: int) -> memoryview | None:
         """Return what a peer had last registered at an address, if anything."""
         return self._ports[name].memory_at(address, num_bytes)
 
     def _next_handle(self) -> TransferHandle:
-        self._num_writes += 1
-        return TransferHandle(self._num_writes)
+        self._num_transfers += 1
+        return TransferHandle(self._num_transfers)
 
     # --- a write's and a read's life --------------------------------------------------------------
 
-    def _start(self, write: Write, pieces: _Pieces) -> None:
-        write.descriptors = [
+    def _start(self, transfer: Transfer, pieces: _Pieces) -> None:
+        transfer.descriptors = [
             Descriptor(index, memory, address) for index, (memory, address) in enumerate(pieces)
         ]
-        self._rng.shuffle(write.descriptors)
-        self._wire.tell(write, Kind.POSTED, self._now())
-        self._schedule(write, self._now())
+        self._rng.shuffle(transfer.descriptors)
+        self._wire.tell(transfer, Kind.POSTED, self._now())
+        self._schedule(transfer, self._now())
 
-    def _schedule(self, write: Write, after: float) -> None:
+    def _schedule(self, transfer: Transfer, after: float) -> None:
         delay = self._rng.uniform(self.faults.min_delay_s, self.faults.max_delay_s)
         self._num_scheduled += 1
-        heapq.heappush(self._heap, (after + delay, self._num_scheduled, write))
+        heapq.heappush(self._heap, (after + delay, self._num_scheduled, transfer))
 
     def _resume(self) -> None:
         stalled, self._stalled = self._stalled, []
-        for write in stalled:
-            self._schedule(write, self._now())
+        for transfer in stalled:
+            self._schedule(transfer, self._now())
 
-    def _advance(self, write: Write, at: float) -> None:
-        if self._wire.is_stalled(write):
-            self._stalled.append(write)
-        elif self._wire.advance(write, at):
-            self._schedule(write, at)
+    def _advance(self, transfer: Transfer, at: float) -> None:
+        if self._wire.is_stalled(transfer):
+            self._stalled.append(transfer)
+        elif self._wire.advance(transfer, at):
+            self._schedule(transfer, at)
 
 
 class InProcessTransport:
@@ -236,7 +241,7 @@ class InProcessTransport:
         self._port = port
         self._region: MemoryRegion | None = None
         self._peers = KnownPeers(fabric.is_alive)
-        self._writes: dict[TransferHandle, Write] = {}
+        self._transfers: dict[TransferHandle, Transfer] = {}
 
     @property
     def name(self) -> PeerName:
@@ -290,7 +295,7 @@ class InProcessTransport:
                     for here, there in zip(local, target, strict=True)
                 ]
                 write = self._fabric.post(self._port, remote.peer, tag, pieces)
-            self._writes[write.handle] = write
+            self._transfers[write.handle] = write
         return write.handle
 
     def read(
@@ -306,7 +311,7 @@ class InProcessTransport:
         with self._fabric.lock:
             obstacle = self._peers.obstacle(remote, (*source, seal))
             if obstacle is not None:
-                read = self._fabric.unposted(self._port, remote.peer, obstacle)
+                read = self._fabric.unposted(self._port, remote.peer, obstacle, is_read=True)
             else:
                 base = self._port.registrations[-1].address
                 pieces = [
@@ -322,16 +327,16 @@ class InProcessTransport:
                     return "" if is_same else "the region here moved under the read"
 
                 read = self._fabric.fetch(remote.peer, self._port, pieces, verify)
-            self._writes[read.handle] = read
+            self._transfers[read.handle] = read
         return read.handle
 
     def poll(self, handle: TransferHandle) -> Poll:
         """Return a write's or read's state."""
         with self._fabric.lock:
             self._fabric.step()
-            poll = self._writes[handle].poll
+            poll = self._transfers[handle].poll
             if poll.state is not TransferState.PENDING:
-                del self._writes[handle]
+                del self._transfers[handle]
         return poll
 
     def notifications(self) -> list[Notification]:
@@ -350,7 +355,7 @@ class InProcessTransport:
         """Destroy the agent; idempotent."""
         if self._fabric.is_alive(self._port.name, self._port.life):
             self._fabric.kill(self._port.name)
-        self._writes.clear()
+        self._transfers.clear()
 
     def _check_arguments(
         self, remote: RemoteRegion, local: Sequence[Span], there: Sequence[Span]
