@@ -61,6 +61,7 @@ class DecodeWorker:
         self._config = config
         self._clock = clock
         self._inbox: Inbox[Requests] = Inbox()
+        self._busy = asyncio.Event()
         self._requests: Requests | None = None
         self._ports: DecodePorts | None = None
         self._routers: set[Stream[Any]] = set()
@@ -154,13 +155,17 @@ class DecodeWorker:
                 partial(self._receiving, ports=ports, peers=peers, region=region, group=group),
                 self._clock,
             )
-            group.create_task(self._tick(requests))
+            group.create_task(self._tick())
             group.create_task(self._tell_load(requests, ports))
             try:
                 while True:
                     for callback in await self._inbox.take():
                         callback(requests)
                     outbox.flush()
+                    if requests.is_idle:
+                        self._busy.clear()
+                    else:
+                        self._busy.set()
             finally:
                 peers.close()
         msg = "a task group ended without an exception"
@@ -212,11 +217,11 @@ class DecodeWorker:
         _log.warning("fenced the KV region: generation %d", region.generation)
         self._inbox.put(lambda requests: requests.receiving.region_ready(region))
 
-    async def _tick(self, requests: Requests) -> None:
+    async def _tick(self) -> None:
         while True:
+            await self._busy.wait()  # a worker without requests sleeps
             await asyncio.sleep(TICK_S)
-            if not requests.is_idle:
-                self._inbox.put(Requests.tick)
+            self._inbox.put(Requests.tick)
 
     async def _tell_load(self, requests: Requests, ports: DecodePorts) -> None:
         while True:
