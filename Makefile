@@ -8,6 +8,7 @@
 #   make simulate  look for violations of the handoff's invariants under random faults  SEEDS=20000
 #   make check-model  search the orders of one handoff further than the tests do  ARGS="twice"
 #   make bench   run the benchmarks                  ARGS="ttft"
+#   make bench-peers  install the router that the benchmark `router` measures beside ours
 #   make clients load a cluster with guidellm and aiperf, write docs/clients.md  ARGS="--requests 100"
 
 PYTHON ?= python3
@@ -23,10 +24,12 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS_VENV := .venv-peers
+PEERS_INSTALLED := $(PEERS_VENV)/.installed
 CLIENTS_VENV := .venv-clients
 CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
 
-.PHONY: up chat test coverage simulate check-model check bench clients install
+.PHONY: up chat test coverage simulate check-model check bench bench-peers clients install
 .DELETE_ON_ERROR:
 
 up: $(INSTALLED)
@@ -58,6 +61,8 @@ check: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m bench $(ARGS)
 
+bench-peers: $(PEERS_INSTALLED)
+
 clients: $(INSTALLED) $(CLIENTS_INSTALLED)
 	$(BIN)/python -m bench.clients $(ARGS)
 
@@ -78,4 +83,10 @@ $(CLIENTS_INSTALLED): bench/clients.requirements.txt constraints.txt
 	@echo "setting up $(CLIENTS_VENV), once (2 GB, some minutes)"
 	@$(PYTHON) -m venv --clear $(CLIENTS_VENV)
 	@$(CLIENTS_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -r bench/clients.requirements.txt
+	@touch $@
+
+$(PEERS_INSTALLED):
+	@$(PYTHON) -m venv --clear $(PEERS_VENV)
+	@$(PEERS_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) \
+	  'vllm-router==0.1.17' uvicorn httptools uvloop
 	@touch $@

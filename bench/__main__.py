@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import engine, handoff, prefix_index, ttft
+from bench import engine, handoff, prefix_index, router, start, ttft
 from bench.figures import Figure, bench_line, table
 from core.environment import let_threads_sleep
 
@@ -14,6 +14,8 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "engine": engine.run,
     "handoff": handoff.run,
     "prefix_index": prefix_index.run,
+    "router": router.run,
+    "start": start.run,
     "ttft": ttft.run,
 }
 
