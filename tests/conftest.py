@@ -12,6 +12,11 @@ from tests.figures import LINES, Figures
 let_threads_sleep()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Know what `tests/fault/test_chaos.py` is asked for on the command line."""
+    parser.addoption("--chaos-seeds", default="1-10", help="seeds of test_chaos.py: FIRST-LAST")
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Coroutine tests run on asyncio, as the product does; a module may share one loop."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -60,15 +60,22 @@ class RawClient:
         while status < 200:
             interim.append(raw)
             status, headers, raw = await self.head()
-        if to_head or status == 204:
-            body = b""
-        elif headers.get("transfer-encoding") == "chunked":
-            body = b"".join([chunk async for chunk in self.chunks()])
-        elif "content-length" in headers:
-            body = await self._reader.readexactly(int(headers["content-length"]))
-        else:
-            body = await self._reader.read()
+        body = b"" if to_head or status == 204 else await self.body(headers)
         return RawAnswer(status, headers, body, interim)
+
+    async def body(self, headers: Mapping[str, str]) -> bytes:
+        """Return the body after a head, whole."""
+        return b"".join([part async for part in self.parts(headers)])
+
+    async def parts(self, headers: Mapping[str, str]) -> AsyncGenerator[bytes]:
+        """Yield the body after a head: its chunks, or all of it."""
+        if headers.get("transfer-encoding") == "chunked":
+            async for chunk in self.chunks():
+                yield chunk
+        elif "content-length" in headers:
+            yield await self._reader.readexactly(int(headers["content-length"]))
+        else:
+            yield await self._reader.read()
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the chunks of a body."""
