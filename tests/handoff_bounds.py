@@ -1,6 +1,6 @@
 """How far the model checker looks: `SMALL` in every test run, `LARGE` by `make check-model`.
 
-python -m tests.handoff_bounds            all of LARGE
+python -m tests.handoff_bounds            all of LARGE: 5 million steps, 1 GB
 python -m tests.handoff_bounds twice      those whose name has "twice" in it
 """
 
@@ -51,13 +51,6 @@ LARGE = (
     Bounds("any fault twice and an abort", ("abort", *FAULTS), max_faults=2, num_tokens=4),
     Bounds("streams and writes twice", (*STREAMS, *FABRIC), max_faults=2, chunk_tokens=8),
     Bounds("two writes, two prefill workers", ("abort", *FAULTS), num_prefills=2),
-    Bounds(
-        "processes and time twice, two prefill workers",
-        (*PROCESSES, *TIME),
-        max_faults=2,
-        num_tokens=4,
-        num_prefills=2,
-    ),
     Bounds(
         "no room for fresh blocks, two prefill workers",
         FAULTS,
