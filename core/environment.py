@@ -80,6 +80,11 @@ def let_grpc_be_quiet() -> None:
     set_default("GRPC_VERBOSITY", "ERROR")
 
 
+def let_tokenizers_be_serial() -> None:
+    """Keep `tokenizers` from starting a thread a core, and from handing each text over to one."""
+    set_default("TOKENIZERS_PARALLELISM", "false")
+
+
 _PROXY_VARIABLES = frozenset(
     {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy"}
 )

@@ -15,7 +15,12 @@ import msgspec
 from core.addresses import is_loopback
 from core.clock import SystemClock
 from core.config import Config
-from core.environment import openai_api_key, openai_base_url, without_proxies
+from core.environment import (
+    let_tokenizers_be_serial,
+    openai_api_key,
+    openai_base_url,
+    without_proxies,
+)
 from core.errors import DovetailError, UsageError
 from core.ids import WorkerId
 from core.worker_record import Role
@@ -110,6 +115,7 @@ def _router(arguments: argparse.Namespace) -> int:
     if arguments.parent_pid is None:  # else the launcher said it
         _warn(exposure_warning(config))
     without_proxies()
+    let_tokenizers_be_serial()
 
     import uvloop  # noqa: PLC0415
 
