@@ -9,6 +9,7 @@ import pytest
 
 from core.environment import (
     child_environment,
+    let_tokenizers_be_serial,
     openai_api_key,
     openai_base_url,
     pip_command,
@@ -77,3 +78,14 @@ def test_openai_s_variables_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("OPENAI_BASE_URL", " http://x/v1\n")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert (openai_base_url(), openai_api_key()) == ("http://x/v1", "")
+
+
+def test_tokenizers_get_no_threads_unless_the_user_wants_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    let_tokenizers_be_serial()
+    assert value_of("TOKENIZERS_PARALLELISM") == "false"
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    let_tokenizers_be_serial()
+    assert value_of("TOKENIZERS_PARALLELISM") == "true"

@@ -50,6 +50,23 @@ async def test_nothing_is_sent_before_the_first_event_or_silence() -> None:
     assert all(body.startswith(b":") and body.endswith(b"\n\n") for body in sent.bodies())
 
 
+async def test_a_client_that_does_not_read_gets_one_comment_at_a_time() -> None:
+    clock, asked = ManualClock(), list[Message]()
+
+    async def never_taken(message: Message) -> None:
+        asked.append(message)
+        await asyncio.Event().wait()
+
+    stream = EventStream(never_taken, clock, 15.0)
+    for _ in range(3):
+        clock.advance(15.0)
+        stream.keep_alive()
+        await asyncio.sleep(0)
+    stream.close()
+    await asyncio.sleep(0)
+    assert len(asked) == 1
+
+
 async def test_an_event_breaks_the_silence() -> None:
     clock, sent = ManualClock(), Sent()
     stream = EventStream(sent, clock, 15.0)
