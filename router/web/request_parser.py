@@ -5,6 +5,7 @@ bytes -> RequestParser.feed -> sink.head, sink.body ..., sink.end; and again for
 
 from __future__ import annotations
 
+import re
 from typing import NoReturn, Protocol
 from urllib.parse import unquote
 
@@ -17,6 +18,9 @@ MAX_HEAD_BYTES = 64 << 10
 """Of a request line and its headers; of what stands between two parts of a body, or behind it
 (chunks' extensions, trailers); and of each as far as it came, since llhttp collects a line until it
 ends."""
+
+_HOST = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*")
+"""RFC 9110, 7.2: a name or an address, and a port; empty where the target has no host."""
 
 
 class RequestHead(msgspec.Struct, frozen=True):
@@ -166,6 +170,7 @@ class RequestParser:
             self._refuse(f"HTTP/{version}: only HTTP/1.1 is spoken here", 505, "http_version")
         if self._method == b"CONNECT":
             self._refuse("CONNECT: this is no proxy", 405, "method_not_allowed")
+        self._check_host(version)
         if parser.should_upgrade():
             return  # see _parse_anew
         self.in_head = False
@@ -196,6 +201,18 @@ class RequestParser:
         self.has_begun = False
         self._sink.end()
 
+    def _check_host(self, version: str) -> None:
+        """Proxies route by the host: one who reads another line than we do is led astray."""
+        hosts = [value for name, value in self._headers if name == b"host"]
+        if not hosts and version == "1.0":
+            return
+        if len(hosts) != 1 or _HOST.fullmatch(hosts[0].strip()) is None:
+            shown = ", ".join(repr(value.decode("latin-1")) for value in hosts) or "absent"
+            msg = (
+                f"host = {shown[:200]}: must be one header that holds a name, or a name and a port"
+            )
+            self._refuse(msg, 400, "invalid_host")
+
     def _count(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         if self._num_bytes > MAX_HEAD_BYTES:
@@ -209,13 +226,15 @@ class RequestParser:
 
 def _origin_form(target: bytes) -> bytes:
     """Return path and query; proxies may be sent `http://host/path`."""
+    target = target.partition(b"#")[0]
     if target.startswith(b"/"):
-        return target.partition(b"#")[0]
+        return target
     _, scheme, rest = target.partition(b"://")
     if not scheme:
         return target  # `*` and CONNECT's host:port are no route of ours
-    slash = rest.find(b"/")
-    return rest[slash:] if slash >= 0 else b"/"
+    before, question_mark, query = rest.partition(b"?")
+    _, _, path = before.partition(b"/")
+    return b"/" + path + question_mark + query
 
 
 def _new_parser(target: object) -> httptools.HttpRequestParser:

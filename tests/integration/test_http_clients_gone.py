@@ -153,7 +153,7 @@ async def test_who_does_not_stop_sending_is_cut_off_in_the_end(
 ) -> None:
     monkeypatch.setattr(connection, "_LINGER_S", 0.2)
     async with echoing() as (_, port), raw_client(port) as client:
-        client.send(b"POST /unread HTTP/1.1\r\ncontent-length: 1000\r\n\r\n")
+        client.send(b"POST /unread HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
         assert (await client.answer()).body == b"unread"
         assert await client.has_ended(), "the server's half closes at once"
         await until(lambda: sends_in_vain(client))
@@ -161,7 +161,7 @@ async def test_who_does_not_stop_sending_is_cut_off_in_the_end(
 
 async def test_a_stop_does_not_wait_for_who_does_not_stop_sending() -> None:
     async with echoing() as (_, port), raw_client(port) as client:
-        client.send(b"POST /unread HTTP/1.1\r\ncontent-length: 1000\r\n\r\n")
+        client.send(b"POST /unread HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
         assert (await client.answer()).body == b"unread"
         clock = SystemClock()
         begin = clock.now()
@@ -172,7 +172,7 @@ async def test_a_stop_does_not_wait_for_who_does_not_stop_sending() -> None:
     ("limit", "sent", "part"),
     [
         ("header_timeout_s", b"GET / HTTP/1.1\r\nhost", "head"),
-        ("body_timeout_s", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nab", "body"),
+        ("body_timeout_s", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nab", "body"),
     ],
 )
 async def test_what_does_not_come_is_not_waited_for(limit: str, sent: bytes, part: str) -> None:

@@ -54,9 +54,8 @@ async def test_pipelined_bodies_keep_apart() -> None:
 
 async def test_bytes_one_by_one() -> None:
     async with echoing() as (_, port), raw_client(port) as client:
-        for (
-            byte
-        ) in b"POST /slow HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n":
+        head = b"POST /slow HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        for byte in head + b"2\r\nab\r\n0\r\n\r\n":
             client.send(bytes([byte]))
             await asyncio.sleep(0)
         await expect_echo(client, b"POST /slow?")
@@ -89,20 +88,25 @@ async def test_an_upgrade_is_not_made_and_its_body_not_lost() -> None:
     async with echoing() as (_, port), raw_client(port) as client:
         upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n"
         client.send(
-            b"POST /up HTTP/1.1\r\n" + upgrade + b"content-length: 3\r\n\r\nabc" + get("/x")
+            b"POST /up HTTP/1.1\r\nhost: x\r\n"
+            + upgrade
+            + b"content-length: 3\r\n\r\nabc"
+            + get("/x")
         )
         await expect_echo(client, b"POST /up?")
         await expect_echo(client, b"GET /x?")
-        client.send(b"GET /ws HTTP/1.1\r\n" + upgrade.replace(b"h2c", b"websocket") + b"\r\n")
+        client.send(
+            b"GET /ws HTTP/1.1\r\nhost: x\r\n" + upgrade.replace(b"h2c", b"websocket") + b"\r\n"
+        )
         await expect_echo(client, b"GET /ws?")
 
 
 async def test_an_upgrade_that_is_not_made_changes_nothing_else() -> None:
     async with echoing() as (_, port):
-        for version in (b"1.0", b"1.1"):
+        for version in ("1.0", "1.1"):
             async with raw_client(port) as client:
-                head = b"GET /up HTTP/%b\r\nupgrade: x\r\nconnection: Upgrade, close\r\n\r\n"
-                client.send(head % version + get("/never"))
+                asking = ("upgrade: x", "connection: Upgrade, close")
+                client.send(get("/up", *asking, version=version) + get("/never"))
                 answer = await client.answer()
                 assert (answer.body, answer.headers["connection"]) == (b"GET /up?", "close")
                 assert await client.has_ended()
@@ -135,14 +139,16 @@ SMUGGLED = [
 
 @pytest.mark.parametrize("lines", SMUGGLED)
 async def test_ambiguous_framing_is_refused(lines: bytes) -> None:
-    await expect_refused(b"POST /first HTTP/1.1\r\n" + lines + b"\r\n\r\n")
+    await expect_refused(b"POST /first HTTP/1.1\r\nhost: x\r\n" + lines + b"\r\n\r\n")
 
 
 @pytest.mark.parametrize(
     "chunk", [b"3\nabc\n", b"0x3\r\nabc\r\n", b"3 \r\nabc\r\n", b"3\r\nabcd\r\n"]
 )
 async def test_ambiguous_chunks_are_refused(chunk: bytes) -> None:
-    await expect_refused(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + chunk)
+    await expect_refused(
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + chunk
+    )
 
 
 async def expect_refused(raw: bytes) -> None:
@@ -154,9 +160,46 @@ async def expect_refused(raw: bytes) -> None:
         assert await client.has_ended()
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"",
+        b"host: a\r\nhost: a\r\n",
+        b"host: a b\r\n",
+        b"host: a, b\r\nHost: c\r\n",
+        b"host: u@a\r\n",
+        b"host: a/b\r\n",
+        b"host: \xc3\xa9\r\n",
+        b"connection: upgrade\r\nupgrade: h2c\r\n",
+    ],
+)
+async def test_a_request_names_one_host(lines: bytes) -> None:
+    async with echoing() as (_, port), raw_client(port) as client:
+        client.send(b"GET / HTTP/1.1\r\n" + lines + b"\r\n" + get("/never"))
+        answer = await client.answer()
+        assert (answer.status, answer.error()["code"]) == (400, "invalid_host")
+        assert b"never" not in await client.rest()
+
+
+async def test_hosts_of_every_shape() -> None:
+    async with echoing() as (_, port), raw_client(port) as client:
+        for host in ("", "a", "A.b:80", "127.0.0.1:8000", "[::1]:80", "my_host-1.x", "%41", "a "):
+            client.send(f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            await expect_echo(client, b"GET /?")
+        client.send(b"GET /old HTTP/1.0\r\n\r\n")
+        await expect_echo(client, b"GET /old?")
+
+
 async def test_targets_of_proxies() -> None:
     async with echoing() as (_, port), raw_client(port) as client:
-        for target, seen in (("http://h/a?b", "/a?b"), ("http://h", "/?"), ("/%41%2F#z", "/A/?")):
+        for target, seen in (
+            ("http://h/a?b", "/a?b"),
+            ("http://h", "/?"),
+            ("http://h?a=/b", "/?a=/b"),
+            ("http://h/a#b", "/a?"),
+            ("/a?b=c://d", "/a?b=c://d"),
+            ("/%41%2F#z", "/A/?"),
+        ):
             client.send(get(target))
             await expect_echo(client, f"GET {seen}".encode())
         client.send(get("*", method="OPTIONS"))
@@ -168,48 +211,52 @@ async def test_targets_of_proxies() -> None:
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "malformed_request"),  # TLS
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "malformed_request"),
-        (b"GET /\xff HTTP/1.1\r\n\r\n", 400, "malformed_request"),
-        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400, "malformed_request"),
-        (b"GET / HTTP/1.1\r\na: b\r\n folded\x00\r\n\r\n", 400, "malformed_request"),
-        (b"BREW / HTTP/1.1\r\n\r\n", 400, "malformed_request"),
+        (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", 400, "malformed_request"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nno colon\r\n\r\n", 400, "malformed_request"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\na: b\r\n folded\x00\r\n\r\n", 400, "malformed_request"),
+        (b"BREW / HTTP/1.1\r\nhost: x\r\n\r\n", 400, "malformed_request"),
         (
             b"POST / HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
             400,
             "malformed_request",
         ),
-        (b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400, "malformed_request"),
-        (b"CONNECT x:443 HTTP/1.1\r\n\r\n", 405, "method_not_allowed"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400, "malformed_request"),
+        (b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n", 405, "method_not_allowed"),
         (b"GET / HTTP/2.0\r\n\r\n", 505, "http_version"),
         (b"GET /\r\n\r\n", 505, "http_version"),  # HTTP/0.9
         (b"GET /" + b"x" * MAX_HEAD_BYTES, 431, "request_header_too_large"),
-        (b"GET / HTTP/1.1\r\na: " + b"x" * MAX_HEAD_BYTES, 431, "request_header_too_large"),
         (
-            b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MAX_HEAD_BYTES // 6 + 1) + b"\r\n",
+            b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"x" * MAX_HEAD_BYTES,
             431,
             "request_header_too_large",
         ),
         (
-            b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+            b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * (MAX_HEAD_BYTES // 6 + 1) + b"\r\n",
+            431,
+            "request_header_too_large",
+        ),
+        (
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
             + b"a: b\r\n" * (MAX_HEAD_BYTES // 5),
             431,
             "request_header_too_large",
         ),
         (
-            b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\na: "
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\na: "
             + b"x" * (2 * MAX_HEAD_BYTES),
             431,
             "request_header_too_large",
         ),
         (
-            b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1;"
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1;"
             + b"x" * (2 * MAX_HEAD_BYTES),
             431,
             "request_header_too_large",
         ),
         (b"GET / HTTP/1.1\r\nhost: x", 400, "incomplete_request"),
-        (b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\nab", 400, "incomplete_request"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab", 400, "incomplete_request"),
         (
-            b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
             400,
             "malformed_request",
         ),
@@ -228,13 +275,15 @@ async def test_what_is_no_http_is_told_so_in_its_turn(raw: bytes, status: int, c
 
 async def test_trailers_of_usual_size_are_dropped() -> None:
     async with echoing() as (_, port), raw_client(port) as client:
-        client.send(b"POST /t HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: y\r\n\r\n")
+        client.send(
+            b"POST /t HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: y\r\n\r\n"
+        )
         await expect_echo(client, b"POST /t?")
 
 
 async def test_expect_100_continue() -> None:
     async with echoing() as (_, port), raw_client(port) as client:
-        head = b"POST /e HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+        head = b"POST /e HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
         client.send(head)
         assert (await client.head())[2] == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.send(b"ab")
@@ -250,7 +299,7 @@ async def test_expect_100_continue() -> None:
 
 async def test_an_answer_before_the_body_s_end_arrives() -> None:
     async with echoing() as (_, port), raw_client(port) as client:
-        client.send(b"POST /unread HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+        client.send(b"POST /unread HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
         answer = await client.answer()
         assert (answer.body, answer.headers["connection"]) == (b"unread", "close")

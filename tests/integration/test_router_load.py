@@ -186,12 +186,17 @@ async def test_large_bodies(router: Router, figures: Figures) -> None:
         figures(f"4 bodies of 32 MiB: {more / MIB:.0f} MiB more")
         assert more < 80 * MIB
     async with raw_client(router.port) as raw:
-        raw.send(b"POST %b HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (PATH.encode(), 32 * MIB + 1))
+        raw.send(
+            b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+            % (PATH.encode(), 32 * MIB + 1)
+        )
         answer = await raw.answer()
         assert (answer.status, answer.error()["code"]) == (413, "request_too_large")
         assert answer.headers["connection"] == "close"
     async with raw_client(router.port) as raw:
-        raw.send(b"POST %b HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" % PATH.encode())
+        raw.send(
+            b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % PATH.encode()
+        )
         reading = asyncio.create_task(raw.answer())
         sent = 0
         while not reading.done() and sent < 64 * MIB:

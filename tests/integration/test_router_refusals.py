@@ -151,7 +151,7 @@ async def test_a_broken_body_is_told_to_who_still_listens(
 
 async def test_what_is_no_http_is_counted_and_named() -> None:
     async with serving(hello()) as client, raw_client(client.base_url.port) as raw:
-        raw.send(b"GET / HTTP/1.1\r\nno colon\r\n\r\n")
+        raw.send(b"GET / HTTP/1.1\r\nhost: x\r\nno colon\r\n\r\n")
         answer = await raw.answer()
         assert (answer.status, answer.error()["code"]) == (400, "malformed_request")
         assert len(answer.headers["x-request-id"]) == 32

@@ -197,7 +197,10 @@ async def test_a_client_that_does_not_read_loses_its_request(prompt: object) -> 
 
     dispatcher = ScriptedDispatcher(script)
     body = json.dumps({"prompt": prompt, "stream": True, "max_tokens": 400}).encode()
-    request = b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
     async with (
         serving(dispatcher, configured(http={"send_timeout_s": 0.1})) as client,
         raw_client(client.base_url.port, receive_buffer=4096) as slow,
