@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,6 +34,16 @@ def figures(pytestconfig: pytest.Config) -> Figures:
         shown.extend(lines)
 
     return show
+
+
+@pytest.fixture
+def untraced() -> Iterator[None]:
+    """Keep coverage.py from watching a test that runs the same lines a thousand times: it would
+    take three times as long. Others must reach these lines."""
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    yield
+    sys.settrace(tracer)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -169,14 +169,12 @@ def test_values_of_a_wrong_kind_or_size(
     assert error["message"].startswith(error["param"])
 
 
-@pytest.mark.parametrize("path", BOTH)
 @pytest.mark.parametrize(
-    "fields",
+    ("path", "fields"),
     [
-        {"echo": True},
-        {"prompt_logprobs": 1},
-        {"response_format": {"type": "json_object"}},
-        {"guided_json": {"type": "object"}},
+        (CHAT, {"echo": True}),
+        *((path, {"response_format": {"type": "json_object"}}) for path in BOTH),
+        *((path, {"guided_json": {"type": "object"}}) for path in BOTH),
     ],
     ids=str,
 )

@@ -25,9 +25,9 @@ from tests.prompts import story
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-NUM_TOKENS, NUM_SHORT = 3000, 1600
+NUM_TOKENS, NUM_SHORT = 1600, 1000
 BLOCK_BYTES = 720 * 1024  # in float32
-NUM_BLOCKS = 400  # two such prompts and a bit: blocks that were quarantined are soon used again
+NUM_BLOCKS = 215  # two such prompts and a bit: blocks that were quarantined are soon used again
 WORKERS = ("prefill-0", "decode-0")
 
 

@@ -75,7 +75,7 @@ async def serving(hello: Hello = WORKER) -> AsyncGenerator[tuple[str, Recorder]]
     try:
         yield f"127.0.0.1:{port}", recorder
     finally:
-        await server.stop(1.0)
+        await server.stop(10.0)  # streams that are closed end it at once
 
 
 def abort(index: int) -> AbortRequest:

@@ -26,6 +26,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_no_seed_violates_an_invariant(part: int) -> None:
     for seed in range(part, NUM_SEEDS, NUM_PARTS):
