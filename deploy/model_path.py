@@ -41,7 +41,7 @@ def find_model(text: str, clock: Clock, *, only_text: bool = False) -> FoundMode
         ModelError: not there, or of no kind that is served; says what would be right.
     """
     model = parse_model_id(text)
-    if model is None or Path(text).exists():
+    if model is None or _is_there(text):
         return FoundModel(resolve_model(text))
     # Imported here: it takes 0.4 s that a start from local files need not wait for.
     from deploy.hub.download import fetch_model  # noqa: PLC0415
@@ -63,21 +63,34 @@ def resolve_model(path: str) -> Path:
     """
     if not path:
         return _default_model()
+    try:
+        return _local_model(path)
+    except (OSError, RuntimeError, ValueError) as error:
+        # RuntimeError: no such user's home; ValueError: a null byte.
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        msg = (
+            f"model {path!r}: {reason}; give a Hugging Face directory, a GGUF file, or a "
+            "hub's ORG/NAME[@REVISION][:GGUF]"
+        )
+        raise ModelError(msg) from None
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:
+        return True  # not to be read, or no possible name: `resolve_model` says so
+
+
+def _local_model(path: str) -> Path:
     found = Path(path).expanduser().absolute()
     if found.is_dir():
         if (found / "config.json").is_file():
             return found
         msg = f"model {path!r}: no config.json in it; a Hugging Face model directory has one"
         raise ModelError(msg)
-    try:
-        with found.open("rb") as file:
-            magic = file.read(len(_GGUF_MAGIC))
-    except OSError as error:
-        msg = (
-            f"model {path!r}: {error.strerror}; give a Hugging Face directory, a GGUF file, or a "
-            "hub's ORG/NAME[@REVISION][:GGUF]"
-        )
-        raise ModelError(msg) from None
+    with found.open("rb") as file:
+        magic = file.read(len(_GGUF_MAGIC))
     if magic != _GGUF_MAGIC:
         msg = f"model {path!r}: is no GGUF file; give one, or a Hugging Face directory"
         raise ModelError(msg)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from core.clock import SystemClock
 from core.environment import pip_command
 from core.errors import ModelError
 from deploy import model_path
-from deploy.model_path import resolve_model
+from deploy.model_path import find_model, resolve_model
 
 
 def test_default_is_the_wheels_gguf() -> None:
@@ -40,6 +41,27 @@ def test_everything_else_is_refused_with_what_is_right(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=said):
             resolve_model(str(tmp_path / path))
+
+
+def test_what_no_path_can_be_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "org").mkdir()
+    for path, said in (
+        ("n" * 300, "File name too long; give"),
+        (str(tmp_path / "org" / ("n" * 300)), "File name too long; give"),
+        ("~no_such_user/model", "home directory.*; give"),
+        ("a\0b", "null byte; give"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            find_model(path, SystemClock())
+
+
+def test_a_hubs_name_that_no_path_can_be_is_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="File name too long; give"):
+        find_model("org/" + "n" * 300, SystemClock())
 
 
 def test_missing_wheel_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
