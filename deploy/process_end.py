@@ -63,3 +63,6 @@ class ProcessEnd:
         elif not self._end.done():
             msg = f"{task.get_name()} ended by itself"
             self.fail(RuntimeError(msg))
+            # For `wait`. Where nobody waits, the process could not start: its own error ends it,
+            # and its parts too.
+            self._end.exception()

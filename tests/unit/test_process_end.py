@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -51,6 +52,22 @@ async def test_a_part_that_just_returns_ends_it_too(end: ProcessEnd) -> None:
     end.must_run(asyncio.create_task(at_once(), name="http server"))
     with pytest.raises(RuntimeError, match="http server ended by itself"):
         await end.wait()
+
+
+async def test_parts_of_a_process_that_could_not_start_end_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    end = ProcessEnd()
+    task = asyncio.create_task(at_once(), name="http server")
+    end.must_run(task)
+    await asyncio.wait({task})
+    await asyncio.sleep(0)  # its callback
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+    del end, task
+    gc.collect()
+    assert caplog.records == []
 
 
 async def test_after_a_signal_parts_may_end(
