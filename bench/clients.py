@@ -96,13 +96,15 @@ def aiperf_arguments(load: Load, target: Target, seed: int, directory: Path) -> 
     """Return aiperf's command line.
 
     Tokens are counted by our usage: aiperf's own count knows no chat template, and of a text it
-    encodes anew other tokens may come than were generated.
+    encodes anew other tokens may come than were generated. In chats it can ask for the usage of
+    each chunk.
     """
+    endpoint_type = ("chat", "--per-chunk-usage") if load.endpoint == CHAT else ("completions",)
     return [
         "profile",
         *("--model", target.model, "--url", target.url, "--tokenizer", str(target.tokenizer)),
-        *("--endpoint-type", "chat" if load.endpoint == CHAT else "completions", "--streaming"),
-        *("--use-server-token-count", "--per-chunk-usage", "--extra-inputs", "ignore_eos:true"),
+        *("--streaming", "--endpoint-type", *endpoint_type),
+        *("--use-server-token-count", "--extra-inputs", "ignore_eos:true"),
         *("--wait-for-model-timeout", "60", "--wait-for-model-mode", "both"),
         *("--isl", "96", "--isl-stddev", "16", "--osl", "48", "--osl-stddev", "8"),
         *("--concurrency", str(load.concurrency), "--workers-max", "1"),
@@ -208,6 +210,8 @@ def main() -> int:
         except (ClientFailed, ClusterFailed) as error:
             sys.stderr.write(f"{error}\n")
             return 1
+        except KeyboardInterrupt:
+            return 130
     arguments.page.parent.mkdir(exist_ok=True)
     arguments.page.write_text(page(_described(arguments.requests), rows), encoding="utf-8")
     _say(f"written to {arguments.page}")
@@ -243,12 +247,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def _described(num_requests: int) -> str:
-    return (
-        f"`dovetail up {' '.join(_CLUSTER)}` with the default model; each line is {num_requests} "
-        "streamed requests, prompts of about 96 tokens, outputs of about 48. Clients, router and\n"
-        "workers share the machine; its load average is that before the run. ITL is what each "
-        "client means by it."
-    )
+    return f"""\
+`dovetail up {" ".join(_CLUSTER)}` with the default model; each line is {num_requests} streamed
+requests with prompts of about 96 tokens and outputs of about 48. Clients, router and workers share
+the machine; its load average is that before the run, and one per core or more means that other work
+slowed this. ITL is what each client means by it: guidellm's median is over the tokens, aiperf's
+over the requests' means."""
 
 
 def _say(line: str) -> None:

@@ -157,7 +157,7 @@ def test_a_client_runs_and_its_report_is_read(
     assert (row.load, row.measured) == (load, read_aiperf(json.dumps(AIPERF).encode()))
     assert "cores" in row.machine
     arguments = (tmp_path / "run" / "output.txt").read_text()
-    assert "--endpoint-type completions --streaming" in arguments
+    assert "--endpoint-type completions --use-server-token-count" in arguments
     assert "--concurrency 8" in arguments
     assert "--request-count 6" in arguments
     assert "--random-seed 3" in arguments
