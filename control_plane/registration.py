@@ -144,7 +144,11 @@ class RegistrationHandle:
                 self._register_again()
         elif self._registered.is_set() and _boot_of(entry) != self._record.boot:
             # The newest life of a worker wins: two would overwrite each other for ever
-            _log.error("another process registered as %s", self._record.worker_id)
+            _log.error(
+                "another process registered as %s, and gets its requests; give each worker of a "
+                "cluster an --id of its own",
+                self._record.worker_id,
+            )
             self._registered.clear()
             self._is_superseded = True
 

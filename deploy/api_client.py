@@ -73,32 +73,43 @@ class _Error(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
+class ApiAddress(msgspec.Struct, frozen=True):
+    """Where the API is, and by whose leave it answers.
+
+    Attributes:
+        url: of the router, with or without `http://` and `/v1`.
+        url_source: the flag or variable that the URL came from, for messages.
+        api_key: empty where the API wants none.
+    """
+
+    url: str
+    url_source: str = "--url"
+    api_key: str = ""
+
+
 class ApiClient:
     """One connection a call; blocking.
 
     Args:
-        url: of the router, with or without `http://` and `/v1`.
-        url_source: the flag or variable that the URL came from, for messages.
         advice: what to do when nothing answers; ends that message.
         timeout_s: silence after which a call fails.
     """
 
     def __init__(
         self,
-        url: str,
+        address: ApiAddress,
         *,
-        url_source: str = "--url",
-        api_key: str = "",
         advice: str = "",
         timeout_s: float = 600.0,
     ) -> None:
+        url, api_key = address.url, address.api_key
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             port = parts.port
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            msg = f"{url_source} {url!r}: must be like http://127.0.0.1:8000"
+            msg = f"{address.url_source} {url!r}: must be like http://127.0.0.1:8000"
             raise UsageError(msg)
         if not (api_key.isascii() and api_key.isprintable()):
             msg = "--api-key (or OPENAI_API_KEY): must be printable ASCII"

@@ -70,15 +70,18 @@ LARGE = (
 
 
 def main(words: list[str]) -> int:
-    """Check the bounds whose names have one of `words` in them, all without any; print the reach.
+    """Check the bounds whose names have all of `words` in them; print the reach of each.
 
     Returns:
-        The exit code: 1 where a violation was found.
+        The exit code: 1 where a violation was found, 2 where no bounds are named so.
     """
+    chosen = [bounds for bounds in LARGE if all(word in bounds.name for word in words)]
+    if not chosen:
+        names = "".join(f"\n  {bounds.name}" for bounds in LARGE)
+        sys.stderr.write(f"no bounds are named {' '.join(words)!r}; there are{names}\n")
+        return 2
     clock = SystemClock()
-    for bounds in LARGE:
-        if words and not any(word in bounds.name for word in words):
-            continue
+    for bounds in chosen:
         started = clock.now()
         try:
             reach = HandoffChecker(bounds).run()

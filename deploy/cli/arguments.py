@@ -143,7 +143,9 @@ def _add_worker(commands: _Commands) -> None:
         help="what it does; it can change at run time",
     )
     worker.add_argument(
-        "--id", metavar="NAME", help="stable over restarts (default: ROLE-HOSTNAME)"
+        "--id",
+        metavar="NAME",
+        help="its own in the cluster, the same over restarts (default: ROLE-HOSTNAME)",
     )
     worker.add_argument(
         "--listen",
@@ -160,10 +162,18 @@ def _add_worker(commands: _Commands) -> None:
     worker.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
 
 
+def _add_api(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--url", help=f"the router's (default: $OPENAI_BASE_URL, else {DEFAULT_URL})"
+    )
+    command.add_argument(
+        "--api-key", metavar="KEY", help="where the API wants one (default: $OPENAI_API_KEY)"
+    )
+
+
 def _add_status(commands: _Commands) -> None:
     status = commands.add("status", "show workers, roles, blocks by state and queues")
-    status.add_argument("--url", default=DEFAULT_URL, help=f"the router's (default: {DEFAULT_URL})")
-    status.add_argument("--api-key", default="", metavar="KEY", help="where the API wants one")
+    _add_api(status)
     status.add_argument("--json", action="store_true", help="as the router's /status says it")
 
 
@@ -171,10 +181,7 @@ def _add_chat(commands: _Commands) -> None:
     chat = commands.add(
         "chat", "talk to the model, in the terminal or through a pipe", _CHAT_EXAMPLES
     )
-    chat.add_argument("--url", help=f"the router's (default: $OPENAI_BASE_URL, else {DEFAULT_URL})")
-    chat.add_argument(
-        "--api-key", metavar="KEY", help="where the API wants one (default: $OPENAI_API_KEY)"
-    )
+    _add_api(chat)
     chat.add_argument("--model", default="", metavar="NAME", help="default: the one served")
     chat.add_argument("--system", default="", metavar="TEXT", help="a system message")
     chat.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import msgspec
 
 from core.errors import DovetailError, UsageError
-from deploy.api_client import START_ADVICE, ApiClient
+from deploy.api_client import START_ADVICE, ApiAddress, ApiClient
 from deploy.terminal import complain, lead_stdout_nowhere, say, show
 
 _PROMPT = "you> "
@@ -23,15 +23,12 @@ class ChatOptions(msgspec.Struct, frozen=True):
     """What the user asks for.
 
     Attributes:
-        url_source: the flag or variable that `url` came from.
         model: empty: the one that the cluster serves.
         system: a system message; empty: none, which lets the model's template put its own.
         max_tokens, temperature: None: the API's defaults.
     """
 
-    url: str
-    url_source: str = "--url"
-    api_key: str = ""
+    api: ApiAddress
     model: str = ""
     system: str = ""
     max_tokens: int | None = None
@@ -95,12 +92,7 @@ def run_chat(options: ChatOptions, *, stdin: TextIO) -> int:
         UsageError: nothing to answer.
         DovetailError: no cluster answers, or it refused the only message of a pipe.
     """
-    client = ApiClient(
-        options.url,
-        url_source=options.url_source,
-        api_key=options.api_key,
-        advice=START_ADVICE,
-    )
+    client = ApiClient(options.api, advice=START_ADVICE)
     conversation = Conversation(client, options)
     try:
         if stdin.isatty():

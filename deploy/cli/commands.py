@@ -25,6 +25,7 @@ from core.errors import DovetailError, UsageError
 from core.ids import WorkerId
 from core.worker_record import Role
 from deploy.address import exposure_warning, fabric_warning, is_wildcard, parse_listen
+from deploy.api_client import ApiAddress
 from deploy.cli.arguments import DEFAULT_URL, build_parser
 from deploy.launcher.cpu_shares import parse_cpus
 from deploy.launcher.parent_death import die_with_parent
@@ -166,20 +167,26 @@ def _worker_options(arguments: argparse.Namespace, config: Config) -> tuple[Work
     return options, _named(config, model)
 
 
+def _api(arguments: argparse.Namespace) -> ApiAddress:
+    from_environment = openai_base_url() if arguments.url is None else ""
+    return ApiAddress(
+        url=arguments.url or from_environment or DEFAULT_URL,
+        url_source="OPENAI_BASE_URL" if from_environment else "--url",
+        api_key=openai_api_key() if arguments.api_key is None else arguments.api_key,
+    )
+
+
 def _status(arguments: argparse.Namespace) -> int:
     from deploy.cli.status import run_status  # noqa: PLC0415
 
-    return run_status(arguments.url, api_key=arguments.api_key, as_json=arguments.json)
+    return run_status(_api(arguments), as_json=arguments.json)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
     from deploy.cli.chat import ChatOptions, run_chat  # noqa: PLC0415
 
-    from_environment = openai_base_url() if arguments.url is None else ""
     options = ChatOptions(
-        url=arguments.url or from_environment or DEFAULT_URL,
-        url_source="OPENAI_BASE_URL" if from_environment else "--url",
-        api_key=openai_api_key() if arguments.api_key is None else arguments.api_key,
+        api=_api(arguments),
         model=arguments.model,
         system=arguments.system,
         max_tokens=arguments.max_tokens,

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.api_client import START_ADVICE, ApiClient
+from deploy.api_client import START_ADVICE, ApiAddress, ApiClient
 from deploy.terminal import say
 
 _BLOCK_STATES = ("free", "cached", "owned", "reserved", "quarantined", "total")
@@ -48,13 +48,13 @@ class ClusterStatus(msgspec.Struct):
     requests: dict[str, int] = {}
 
 
-def run_status(url: str, *, api_key: str, as_json: bool) -> int:
+def run_status(api: ApiAddress, *, as_json: bool) -> int:
     """Print the cluster's state and return the exit code.
 
     Raises:
         DovetailError: no cluster answers, or it refused.
     """
-    client = ApiClient(url, api_key=api_key, advice=START_ADVICE, timeout_s=10.0)
+    client = ApiClient(api, advice=START_ADVICE, timeout_s=10.0)
     if as_json:
         document = client.get("/status", dict[str, Any])
         say(msgspec.json.format(msgspec.json.encode(document)).decode())

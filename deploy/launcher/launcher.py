@@ -25,7 +25,7 @@ from core.config import Config
 from core.environment import temporary_directory
 from core.errors import DovetailError, UsageError
 from deploy.address import claim_port, reachable_url
-from deploy.api_client import ApiClient
+from deploy.api_client import ApiAddress, ApiClient
 from deploy.launcher.component import Component
 from deploy.launcher.cpu_shares import share_cpus
 from deploy.launcher.etcd_component import EtcdComponent
@@ -152,9 +152,8 @@ class Launcher:
 
     async def _prove(self, started: float) -> None:
         http, api = self._config.http, self._config.api
-        client = ApiClient(
-            reachable_url(http.host, http.port), api_key=api.keys[0] if api.keys else ""
-        )
+        url = reachable_url(http.host, http.port)
+        client = ApiClient(ApiAddress(url, api_key=api.keys[0] if api.keys else ""))
         await wait_until_ready(client, timeout_s=DISCOVERY_TIMEOUT_S, clock=self._clock)
         model = await asyncio.to_thread(client.model)
         through_fabric = self._options.num_prefill > 0
