@@ -295,7 +295,9 @@ def test_openai_s_variables_are_the_defaults_and_flags_win(
         ("OPENAI_API_KEY", "two\nlines", "OPENAI_API_KEY): must be printable ASCII"),
     ],
 )
+@pytest.mark.parametrize("command", ["chat", "status"])
 def test_a_slip_in_a_variable_is_one_line(
+    command: str,
     name: str,
     value: str,
     said: str,
@@ -306,7 +308,7 @@ def test_a_slip_in_a_variable_is_one_line(
     monkeypatch.setenv("OPENAI_BASE_URL", api.url)
     monkeypatch.setenv(name, value)
     pipe_in(monkeypatch, b"Hello")
-    assert main(["chat"]) == 2
+    assert main([command]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
