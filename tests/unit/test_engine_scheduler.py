@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from core.errors import RequestError
@@ -15,6 +16,7 @@ from engine.events import (
     Reserved,
 )
 from engine.executor.mock_tokens import expected_tokens
+from engine.scheduling.step_work import StepWork
 from tests.engine_requests import LONG, handoff_of, of_kind, request_of
 from tests.replica import EOS, VOCAB, Replica
 
@@ -251,6 +253,42 @@ def test_forced_outputs_wait_for_blocks_that_steps_in_flight_hold_back() -> None
     replica.engine.add(urgent, Mode.LOCAL)
     replica.run()
     assert of_kind(replica.events, Preempted)[0].request_id == patient.request_id
+    replica.assert_all_right()
+    replica.assert_idle()
+
+
+def test_nobody_is_admitted_while_a_running_sequence_lacks_blocks_for_its_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two samples and another request read long forced outputs in a pool that cannot hold all."""
+    budgets: list[int | None] = []
+    chunks = StepWork.chunks
+
+    def recorded(work: StepWork, budget: int) -> int | None:
+        budgets.append(chunks(work, budget))
+        return budgets[-1]
+
+    monkeypatch.setattr(StepWork, "chunks", recorded)
+    replica = Replica(num_blocks=12, max_inflight=2, chunk_tokens=32)
+    replica.scheduler._state.history.record(1)
+    for name, start, length, n in (("first", 100, 33, 2), ("second", 200, 50, 1)):
+        plain = request_of(name, list(range(start, start + length)), n=n, max_tokens=48)
+        outputs = tuple(
+            expected_tokens(plain.prompt, plain.sampling, vocab_size=VOCAB, sample_index=index)[:40]
+            for index in range(n)
+        )
+        request = msgspec.structs.replace(plain, outputs=outputs)
+        replica.requests[request.request_id] = request
+        replica.engine.add(request, Mode.LOCAL)
+    while replica.engine.has_work():
+        budgets.clear()
+        num_admitted = len(of_kind(replica.events, Admitted))
+        replica.step()
+        if None in budgets:
+            break
+    assert None in budgets
+    assert len(of_kind(replica.events, Admitted)) == num_admitted
+    replica.run()
     replica.assert_all_right()
     replica.assert_idle()
 
