@@ -108,10 +108,13 @@ class ChaosCluster:
         self._life(worker).process.send_signal(signal.SIGCONT)
 
     def wait_live(self) -> None:
-        """Return once the router has a stream to the present life of each worker."""
+        """Return once the router has a stream to the present life of each worker; asserts that
+        nobody died but who was killed."""
         pids = {name: self._life(name).process.pid for name in (*PREFILLS, *DECODES)}
 
         def look() -> bool:
+            dead = self._dead()
+            assert not dead, "\n".join(self._life(name).transcript() for name in dead)
             known = statuses(self)
             live = {name for name, one in known.items() if one["state"] == "live"}
             return live >= pids.keys() and all(known[name]["pid"] == pids[name] for name in pids)
@@ -158,8 +161,8 @@ class ChaosCluster:
         clock = SystemClock()
         end = clock.now() + timeout_s
         while True:
-            dead = [name for name in self._lives if self._life(name).process.poll() is not None]
-            found = [f"{name} died" for name in dead] or self._in_use() or self._grown()
+            dead = [f"{name} died" for name in self._dead()]
+            found = dead or self._in_use() or self._grown()
             if dead or not found or clock.now() >= end:
                 return found
             time.sleep(_POLL_S)
@@ -168,6 +171,9 @@ class ChaosCluster:
         """Return what any process, dead ones too, logged as an error."""
         lines = [line for lives in self._lives.values() for life in lives for line in life.err]
         return [line for line in lines if _COMPLAINT.match(line)]
+
+    def _dead(self) -> list[str]:
+        return [name for name in self._lives if self._life(name).process.poll() is not None]
 
     def _in_use(self) -> list[str]:
         """Return what the processes' series say of requests under way."""

@@ -177,6 +177,20 @@ class Agent:
 
         threading.Thread(target=watch, daemon=True).start()
 
+    def destroy_while_connecting(self, target: Introduction, count: int) -> None:
+        """Destroy so many new agents of this process, each in the midst of connecting to a target,
+        with writes that wait for it."""
+        name, _, boot = self.transport.name.partition("@")
+        spans = [Span(index << 14, 1 << 13) for index in range(4)]
+        for number in range(count):
+            young = self._make(PeerName(f"{name}-young{number}@{boot}"))
+            young.register(self.region)
+            young.add_peer(target.region.peer, target.metadata)
+            for _ in range(2 + number % 2):  # each takes the connection a step further
+                young.write(target.region, spans, spans, b"young")
+                time.sleep(0.01)
+            young.close()
+
     def write_on_two_threads(
         self, target: Introduction, first: Job, second: Job
     ) -> tuple[State, State]:
@@ -307,6 +321,7 @@ _RESULTS: dict[str, Any] = {
 }
 _ARGUMENTS: dict[str, Any] = {
     "add_peer": tuple[Introduction],
+    "destroy_while_connecting": tuple[Introduction, int],
     "write": tuple[RemoteRegion, list[Span], list[Span], bytes],
     "read": tuple[RemoteRegion, list[Span], list[Span]],
     "put": tuple[int, bytes],

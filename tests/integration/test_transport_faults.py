@@ -302,3 +302,12 @@ def test_a_destroyed_agent_reads_our_memory_no_more(fleet: Fleet, pair: tuple[An
     time.sleep(0.3)  # no event says that nothing comes
     assert REUSED not in target.blocks(fleet.block_bytes)
     assert b"never" not in target.received()
+
+
+def test_an_agent_that_is_still_connecting_can_be_destroyed(
+    fleet: Fleet, pair: tuple[Any, Any]
+) -> None:
+    """UCX ended the writer's process in half of such cases."""
+    writer, target = pair
+    writer.destroy_while_connecting(target.introduce(), 6)
+    assert write_all(fleet, writer, target, b"after").state is TransferState.DONE
