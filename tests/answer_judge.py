@@ -7,7 +7,6 @@ may stand, and the ids after it are judged all the same.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -49,6 +48,25 @@ class _Position(NamedTuple):
     best_logprob: float
 
 
+class Judge:
+    """Keeps what the reference said, as axes that change nothing answer alike."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], list[tuple[list[int], list[_Position]]]] = {}
+
+    def positions(self, prompt_ids: Sequence[int], token_ids: list[int]) -> list[_Position]:
+        """Return the reference along an answer; an answer that begins one judged before is."""
+        known = self._known.setdefault(tuple(prompt_ids), [])
+        for judged_ids, positions in known:
+            if judged_ids[: len(token_ids)] == token_ids:
+                return positions[: len(token_ids)]
+        known.append((token_ids, _reference(prompt_ids, token_ids)))
+        return known[-1][1]
+
+
+_JUDGE = Judge()
+
+
 def judge(answers: Sequence[Answer], num_tokens: int) -> list[str]:
     """Assert that answers are the reference's.
 
@@ -59,7 +77,7 @@ def judge(answers: Sequence[Answer], num_tokens: int) -> list[str]:
     differences: list[float] = []
     for answer in answers:
         assert len(answer.token_ids) == num_tokens, answer.name
-        reference = _reference(tuple(answer.prompt_ids), tuple(answer.token_ids))
+        reference = _JUDGE.positions(answer.prompt_ids, answer.token_ids)
         for index, (token_id, position) in enumerate(zip(answer.token_ids, reference, strict=True)):
             where = f"{answer.name}, token {index}"
             if position.margin < REFERENCE_MARGIN:
@@ -79,8 +97,7 @@ def judge(answers: Sequence[Answer], num_tokens: int) -> list[str]:
     return [first, *(f"  {line}" for line in unclear)]
 
 
-@functools.cache
-def _reference(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> list[_Position]:
+def _reference(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[_Position]:
     fed = [*prompt_ids, *token_ids[:-1]]
     logits = smollm2().reference_logits(fed, last=len(token_ids))
     logprobs = logits.log_softmax(dim=-1)
