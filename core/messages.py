@@ -263,12 +263,7 @@ WorkerToRouter = (
 )
 DecodeToPrefill = PrefillAsk | SettleHandoff
 PrefillToDecode = (
-    HandoffProgress
-    | HandoffScored
-    | FirstTokens
-    | HandoffRefused
-    | HandoffFailed
-    | HandoffSettled
+    HandoffProgress | HandoffScored | FirstTokens | HandoffRefused | HandoffFailed | HandoffSettled
 )
 
 
