@@ -289,24 +289,23 @@ def test_openai_s_variables_are_the_defaults_and_flags_win(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("variable", "said"),
     [
-        ("OPENAI_BASE_URL", "ftp://x", "OPENAI_BASE_URL 'ftp://x': must be like http://127"),
-        ("OPENAI_API_KEY", "two\nlines", "OPENAI_API_KEY): must be printable ASCII"),
+        (("OPENAI_BASE_URL", "ftp://x"), "OPENAI_BASE_URL 'ftp://x': must be like http://127"),
+        (("OPENAI_API_KEY", "two\nlines"), "OPENAI_API_KEY): must be printable ASCII"),
     ],
 )
 @pytest.mark.parametrize("command", ["chat", "status"])
 def test_a_slip_in_a_variable_is_one_line(
     command: str,
-    name: str,
-    value: str,
+    variable: tuple[str, str],
     said: str,
     api: Api,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", api.url)
-    monkeypatch.setenv(name, value)
+    monkeypatch.setenv(*variable)
     pipe_in(monkeypatch, b"Hello")
     assert main([command]) == 2
     error = capsys.readouterr().err
