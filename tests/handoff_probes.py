@@ -394,8 +394,8 @@ def steps_read_the_base_each_time() -> None:
     replica.add(LONG, max_tokens=6)
     replica.step()
     replica.step()
-    old = replica.region.memory
-    replica.region.move()
+    old = replica.region.view()
+    replica.region.fence()
     old[:] = bytes(len(old))
     replica.run()
     replica.assert_all_right()

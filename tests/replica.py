@@ -18,30 +18,18 @@ from engine.executor.mock_tokens import expected_tokens, marks_of
 from engine.memory.block_pool import BlockState
 from engine.scheduling.sequence import Sequence as RunningSequence
 from engine.scheduling.settings import Drafter
+from kv_transfer.bytes_region import BytesRegion
 
 VOCAB = 1000
 EOS = 7
 POISON = 0xFF
 
 
-class ByteRegion:
-    """Plain memory in place of a registered region; `move` is what a fence does."""
-
-    address = 0
-
-    def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self.generation = 0
-        self.memory = bytearray([POISON]) * num_bytes
-
-    def view(self) -> memoryview:
-        """Return the region's bytes."""
-        return memoryview(self.memory)
-
-    def move(self) -> None:
-        """Go on at another address; the old one becomes a sink."""
-        self.memory = bytearray(self.memory)
-        self.generation += 1
+def poisoned_region(num_bytes: int) -> BytesRegion:
+    """Return memory whose every byte is poison."""
+    region = BytesRegion(num_bytes)
+    region.view()[:] = bytes([POISON]) * num_bytes
+    return region
 
 
 class Replica:
@@ -61,7 +49,7 @@ class Replica:
         **config: int,
     ) -> None:
         self.layout = mock_layout(block_size)
-        self.region = ByteRegion(num_blocks * self.layout.block_bytes)
+        self.region = poisoned_region(num_blocks * self.layout.block_bytes)
         self.config = EngineConfig(
             executor="mock",
             block_size=block_size,
@@ -132,12 +120,12 @@ class Replica:
     def fill(self, block_id: BlockId, value: int) -> None:
         """Overwrite a block with one byte."""
         size = self.layout.block_bytes
-        self.region.memory[block_id * size : (block_id + 1) * size] = bytes([value]) * size
+        self.region.view()[block_id * size : (block_id + 1) * size] = bytes([value]) * size
 
     def bytes_of(self, block_id: BlockId) -> bytes:
         """Return a block's bytes."""
         size = self.layout.block_bytes
-        return bytes(self.region.memory[block_id * size : (block_id + 1) * size])
+        return bytes(self.region.view()[block_id * size : (block_id + 1) * size])
 
     def write_kv(self, tokens: Sequence[int], block_ids: Sequence[BlockId], first: int) -> None:
         """What a peer's push does: whole blocks of `tokens` from block `first` on."""

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from core.errors import RequestError
 from core.ids import RequestId, WorkerId
-from core.request import EngineRequest, FinishReason, TokenUpdate
+from core.request import EngineRequest, FinishReason, PromptLogprobs, TokenUpdate
 from core.sampling_params import SamplingParams
 from router.dispatch.request_state import (
     Abort,
@@ -90,6 +90,8 @@ class Dispatching(RuleBasedStateMachine):
             match effect:
                 case TokenUpdate():
                     self.client_gets(effect)
+                case PromptLogprobs():
+                    pytest.fail("nobody asked for the scores of the prompt")
                 case Dispatch():
                     self.place(effect)
                 case Abort():

@@ -280,7 +280,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def fence(self) -> None:
         assume(not self.engine._in_flight)
-        self.replica.region.move()
+        self.replica.region.fence()
 
     @invariant()
     def holds(self) -> None:

@@ -14,13 +14,14 @@ from engine.executor.interface import Handle, SlotAdded, SlotWork, StepPlan, Tab
 from engine.executor.mock_executor import MockDevice, MockExecutor
 from engine.executor.mock_pool import MockPool, mock_layout
 from engine.executor.mock_tokens import expected_tokens, logprobs_of
-from tests.replica import EOS, VOCAB, ByteRegion
+from kv_transfer.bytes_region import BytesRegion
+from tests.replica import EOS, VOCAB, poisoned_region
 
 PROMPT = tuple(range(50, 70))
 SAMPLING = SamplingParams(max_tokens=3, seed=9, eos_token_ids=(EOS,))
 
 
-def executor_of(region: ByteRegion, device: MockDevice | None = None) -> MockExecutor:
+def executor_of(region: BytesRegion, device: MockDevice | None = None) -> MockExecutor:
     config = EngineConfig(mock_step_s=0.01, mock_prompt_token_s=0.001)
     clock = ManualClock()
     device = device or MockDevice(clock=clock, sleep=clock.advance)
@@ -29,8 +30,8 @@ def executor_of(region: ByteRegion, device: MockDevice | None = None) -> MockExe
     )
 
 
-def region_of() -> ByteRegion:
-    return ByteRegion(4 * mock_layout().block_bytes)
+def region_of() -> BytesRegion:
+    return poisoned_region(4 * mock_layout().block_bytes)
 
 
 def prompt_plan(sampling: SamplingParams = SAMPLING, num_samples: int = 1) -> StepPlan:
@@ -70,7 +71,7 @@ def test_one_overwritten_byte_changes_the_token(offset: int) -> None:
     region = region_of()
     executor = executor_of(region)
     run(executor, prompt_plan())
-    region.memory[offset] ^= 1
+    region.view()[offset] ^= 1
     second = run(executor, decode_plan())
     assert second != expected_tokens(PROMPT, SAMPLING, vocab_size=VOCAB)[1:2]
 
@@ -87,8 +88,8 @@ def test_it_follows_a_region_that_moved() -> None:
     region = region_of()
     executor = executor_of(region)
     run(executor, prompt_plan())
-    sink = region.memory
-    region.move()
+    sink = region.view()
+    region.fence()
     sink[:] = bytes(len(sink))
     assert (
         run(executor, decode_plan()) == (expected_tokens(PROMPT, SAMPLING, vocab_size=VOCAB)[1:2])
@@ -169,9 +170,9 @@ def test_logprobs_come_where_asked_for() -> None:
 
 def test_layouts_and_regions_that_are_too_small_are_refused() -> None:
     with pytest.raises(ValueError, match="exceed"):
-        MockPool(mock_layout(), ByteRegion(100), 4)
+        MockPool(mock_layout(), BytesRegion(100), 4)
     tiny = block_major(
         model="x", num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype=KvDtype.BF16
     )
     with pytest.raises(ValueError, match="a mark needs 8 bytes"):
-        MockPool(tiny, ByteRegion(1 << 16), 4)
+        MockPool(tiny, BytesRegion(1 << 16), 4)

@@ -280,6 +280,7 @@ def test_nobody_is_admitted_while_a_running_sequence_lacks_blocks_for_its_chunk(
         request = msgspec.structs.replace(plain, outputs=outputs)
         replica.requests[request.request_id] = request
         replica.engine.add(request, Mode.LOCAL)
+    num_admitted = 0
     while replica.engine.has_work():
         budgets.clear()
         num_admitted = len(of_kind(replica.events, Admitted))
