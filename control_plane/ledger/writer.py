@@ -147,6 +147,8 @@ class LedgerWriter:
 
     async def _wait_for_news(self) -> None:
         """Return with the first news, or when a snapshot is due."""
+        if self._state.has_news:
+            return  # it came before a routine snapshot, which leaves it to the next delta
         due_at = self._state.snapshot_due_at()
         wait_s = None if due_at is None else max(0.0, due_at - self._clock.now())
         with contextlib.suppress(TimeoutError):

@@ -13,7 +13,7 @@ from control_plane.etcd.client import EtcdClient
 from control_plane.etcd.values import Listing
 from control_plane.ledger import state as ledger_state
 from control_plane.ledger.reader import LedgerReader
-from control_plane.ledger.writer import LedgerWriter
+from control_plane.ledger.writer import MAX_HZ, LedgerWriter
 from control_plane.registry import Registry
 from core.block_hash import BlockHash
 from core.clock import SystemClock
@@ -56,13 +56,15 @@ async def client(etcd: EtcdServer) -> AsyncGenerator[EtcdClient]:
 class Worker:
     """One life of a worker, and what its caches hold in truth."""
 
-    def __init__(self, client: EtcdClient, worker_id: str, boot: str) -> None:
+    def __init__(
+        self, client: EtcdClient, worker_id: str, boot: str, ledger_hz: float = MAX_HZ
+    ) -> None:
         self.worker_id = WorkerId(worker_id)
         self.truth: set[BlockHash] = set()
         # Longer than a loaded machine may keep this loop, which many thousand hashes keep busy
         registry = Registry(client, "test", CLOCK, lease_s=60)
         self._handle = registry.register(worker_record(worker_id=worker_id, boot=boot))
-        self._writer = LedgerWriter(client, "test", self._handle, clock=CLOCK)
+        self._writer = LedgerWriter(client, "test", self._handle, clock=CLOCK, ledger_hz=ledger_hz)
 
     def change(self, stored: set[BlockHash], evicted: set[BlockHash]) -> None:
         self.truth = (self.truth - evicted) | stored
@@ -176,6 +178,21 @@ async def compact(client: EtcdClient) -> None:
     """Forget all history up to now, as an operator's etcd does now and then."""
     revision = (await client.get_prefix("/none")).revision
     await client._connections.current.kv.compact(revision, physical=True)
+
+
+async def test_what_came_before_a_routine_snapshot_is_told_after_it(
+    client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A routine snapshot is as of the last delta; what changed since must not wait for more."""
+    monkeypatch.setattr(ledger_state, "SNAPSHOT_S", 0.0)
+    universe = [block_hash(number) for number in range(3)]
+    worker, index = Worker(client, "w0", "b0", ledger_hz=4.0), FollowedIndex()
+    reader = LedgerReader(client, "test", index)
+    for stored in universe:  # a snapshot; a delta; in a quarter of a second the routine snapshot
+        worker.change({stored}, set())
+        await until_equal(index, [worker], universe)
+    for closing in (reader, worker):
+        await closing.close()
 
 
 async def test_a_killed_worker_s_next_life_leaves_no_phantom(client: EtcdClient) -> None:
