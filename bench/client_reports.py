@@ -33,7 +33,8 @@ class Measured(msgspec.Struct, frozen=True):
     Attributes:
         version: of the client.
         date: of the run, ISO.
-        num_requests: answered or not.
+        num_requests: answered or not. guidellm can lose the record of its last request: it stops
+            reading once it knows that all have ended, whether or not that record was read.
         num_errors: of these; requests that were cut off count.
         ttft_p50_ms: median over the requests.
         itl_p50_ms: median of the time between tokens, as the client defines it: guidellm over the
@@ -54,11 +55,13 @@ class Row(msgspec.Struct, frozen=True):
     """A line of the table.
 
     Attributes:
+        num_answered: by the router's own count, a client's probes included.
         machine: in words.
     """
 
     load: Load
     measured: Measured
+    num_answered: int
     machine: str
 
 
@@ -160,6 +163,7 @@ _TITLES = (
     "version",
     "endpoint",
     "concurrency",
+    "answered",
     "requests",
     "errors",
     "TTFT p50 ms",
@@ -197,6 +201,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         measured.version,
         f"`{load.endpoint}`",
         str(load.concurrency),
+        str(row.num_answered),
         str(measured.num_requests),
         str(measured.num_errors),
         f"{measured.ttft_p50_ms:.0f}",

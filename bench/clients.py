@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.client_reports import Load, Measured, Row, page, read_aiperf, read_guidellm
 from bench.cluster import ClusterFailed, cluster
@@ -134,7 +136,7 @@ def export_tokenizer(gguf: Path, directory: Path) -> None:
     (directory / "tokenizer_config.json").write_bytes(msgspec.json.encode(settings))
 
 
-def measure(load: Load, target: Target, seed: int, programs: Path, directory: Path) -> Row:
+def measure(load: Load, target: Target, seed: int, programs: Path, directory: Path) -> Measured:
     """Run one client to its end.
 
     Args:
@@ -146,7 +148,6 @@ def measure(load: Load, target: Target, seed: int, programs: Path, directory: Pa
         ClientFailed: it failed, took too long, or its report is none.
     """
     client = CLIENTS[load.client]
-    machine = machine_words()
     directory.mkdir(parents=True)
     output = directory / "output.txt"
     command = [
@@ -156,10 +157,26 @@ def measure(load: Load, target: Target, seed: int, programs: Path, directory: Pa
     _run(command, directory, output)
     report = directory / client.report
     try:
-        return Row(load, client.read(report.read_bytes()), machine)
+        return client.read(report.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         msg = f"{load.client}: {report.name}: {error}"
         raise ClientFailed(msg) from None
+
+
+def answered(port: int) -> int:
+    """Return how many requests the router has answered to their end."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as router:
+        router.request("GET", "/metrics")
+        text = router.getresponse().read().decode()
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    return round(
+        sum(
+            one.value
+            for one in samples
+            if one.name == "vllm:request_success_total"
+            and one.labels["finished_reason"] in ("stop", "length")
+        )
+    )
 
 
 def machine_words() -> str:
@@ -198,7 +215,12 @@ def _run(command: Sequence[str], directory: Path, output: Path) -> None:
 
 
 def main() -> int:
-    """Run every load, write the page; 1 if a request failed, 2 if a client is not installed."""
+    """Run every load, write the page.
+
+    Returns:
+        1 if a request failed, by the client's or the router's account; 2 if a client is not
+        installed.
+    """
     arguments = _arguments()
     missing = [name for name in CLIENTS if not (arguments.programs / name).is_file()]
     if missing:
@@ -215,8 +237,7 @@ def main() -> int:
     arguments.page.parent.mkdir(exist_ok=True)
     arguments.page.write_text(page(_described(arguments.requests), rows), encoding="utf-8")
     _say(f"written to {arguments.page}")
-    short = [row for row in rows if row.measured.num_requests < arguments.requests]
-    return 1 if short or any(row.measured.num_errors for row in rows) else 0
+    return 0 if all(_is_good(row, arguments.requests) for row in rows) else 1
 
 
 def _measure_all(arguments: argparse.Namespace, temporary: Path) -> list[Row]:
@@ -230,10 +251,15 @@ def _measure_all(arguments: argparse.Namespace, temporary: Path) -> list[Row]:
         target = Target(f"http://127.0.0.1:{port}", model, tokenizer, arguments.requests)
         for seed, load in enumerate(LOADS, start=1):
             name = f"{load.client}{load.endpoint.replace('/', '-')}-{load.concurrency}"
-            row = measure(load, target, seed, arguments.programs, files / name)
-            rows.append(row)
-            _say(f"{name}: {row.measured}")
+            machine, before = machine_words(), answered(port)
+            measured = measure(load, target, seed, arguments.programs, files / name)
+            rows.append(Row(load, measured, answered(port) - before, machine))
+            _say(f"{name}: {measured}")
     return rows
+
+
+def _is_good(row: Row, num_requests: int) -> bool:
+    return row.num_answered >= num_requests and row.measured.num_errors == 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -251,8 +277,9 @@ def _described(num_requests: int) -> str:
 `dovetail up {" ".join(_CLUSTER)}` with the default model; each line is {num_requests} streamed
 requests with prompts of about 96 tokens and outputs of about 48. Clients, router and workers share
 the machine; its load average is that before the run, and one per core or more means that other work
-slowed this. ITL is what each client means by it: guidellm's median is over the tokens, aiperf's
-over the requests' means."""
+slowed this. *answered* is the router's count, probes included; the rest is what the clients say
+(guidellm can lose the record of its last request). ITL is what each means by it: guidellm's median
+is over the tokens, aiperf's over the requests' means."""
 
 
 def _say(line: str) -> None:

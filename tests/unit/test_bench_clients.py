@@ -5,6 +5,7 @@ The clients themselves live in another environment: `make clients` runs them.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -18,8 +19,17 @@ from transformers import AutoTokenizer
 
 import bench.clients
 from bench.client_reports import Load, Measured, Row, page, read_aiperf, read_guidellm
-from bench.clients import CHAT, TEXT, ClientFailed, Target, export_tokenizer, measure
-from tests.router_server import smollm2_path, smollm2_text
+from bench.clients import (
+    CHAT,
+    TEXT,
+    ClientFailed,
+    Target,
+    answered,
+    export_tokenizer,
+    measure,
+)
+from tests.router_server import serving, smollm2_path, smollm2_text
+from tests.scripted_dispatcher import ScriptedDispatcher, saying
 
 # guidellm 0.8.1 and aiperf 0.13.0, 6 requests of 32 and of 48 tokens: the fields that are read,
 # and a neighbour of each.
@@ -100,15 +110,15 @@ def test_the_page_has_a_line_for_each_run() -> None:
     text = page(
         "What was run.",
         [
-            Row(Load("guidellm", CHAT, 1), MEASURED, "2 cores, no GPU, load average 0.1"),
-            Row(Load("aiperf", TEXT, 8), MEASURED, "2 cores, no GPU, load average 1.9"),
+            Row(Load("guidellm", CHAT, 1), MEASURED, 7, "2 cores, no GPU, load average 0.1"),
+            Row(Load("aiperf", TEXT, 8), MEASURED, 6, "2 cores, no GPU, load average 1.9"),
         ],
     )
     assert "\n\nWhat was run.\n\n| client |" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in table} == {12}
+    assert {line.count("|") for line in table} == {13}
     assert table[2] == (
-        "| guidellm | 0.8.1 | `/v1/chat/completions` | 1 | 6 | 0 | 823 | 103.6 | 14.7 "
+        "| guidellm | 0.8.1 | `/v1/chat/completions` | 1 | 7 | 6 | 0 | 823 | 103.6 | 14.7 "
         "| 2026-11-29 | 2 cores, no GPU, load average 0.1 |"
     )
     assert table[3].startswith("| aiperf | 0.8.1 | `/v1/completions` | 8 |")
@@ -153,9 +163,8 @@ def test_a_client_runs_and_its_report_is_read(
         echo "$@"
         cp {tmp_path}/report.json {tmp_path}/run/profile_export_aiperf.json"""
     load = Load("aiperf", TEXT, 8)
-    row = measure(load, target, 3, program(tmp_path, script), tmp_path / "run")
-    assert (row.load, row.measured) == (load, read_aiperf(json.dumps(AIPERF).encode()))
-    assert "cores" in row.machine
+    measured = measure(load, target, 3, program(tmp_path, script), tmp_path / "run")
+    assert measured == read_aiperf(json.dumps(AIPERF).encode())
     arguments = (tmp_path / "run" / "output.txt").read_text()
     assert "--endpoint-type completions --use-server-token-count" in arguments
     assert "--concurrency 8" in arguments
@@ -190,6 +199,19 @@ def test_a_client_that_hangs_is_ended_with_its_children(
         assert os.read(reader, 1) == b""
     finally:
         os.close(reader)
+
+
+@pytest.mark.anyio
+async def test_the_router_s_own_count_is_of_requests_that_it_answered_to_their_end() -> None:
+    model = smollm2_text()
+    async with serving(ScriptedDispatcher(saying(model, "Hello"))) as http:
+        port = http.base_url.port
+        assert port is not None
+        before = await asyncio.to_thread(answered, port)
+        body = {"model": "smol", "prompt": "hi", "max_tokens": 1}
+        assert (await http.post(TEXT, json=body)).status_code == 200
+        assert (await http.post(TEXT, json={**body, "model": "nosuch"})).status_code == 404
+        assert await asyncio.to_thread(answered, port) - before == 1
 
 
 def test_each_run_has_prompts_of_its_own(target: Target, tmp_path: Path) -> None:
