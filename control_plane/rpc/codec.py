@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from google.protobuf.message import Message as ProtobufMessage
 
 from control_plane.rpc import dovetail_pb2, token_batch_codec
 from control_plane.rpc.struct_codec import struct_codec
@@ -78,7 +77,7 @@ _KIND_BY_STRUCT: dict[type[msgspec.Struct], str] = {
     HandoffFailed: "handoff_failed",
     HandoffSettled: "handoff_settled",
 }
-_TO_WIRE: dict[type[msgspec.Struct], tuple[str, Callable[[Any], ProtobufMessage]]] = {
+_TO_WIRE: dict[type[msgspec.Struct], tuple[str, Callable[[Any], dict[str, Any]]]] = {
     struct: (
         kind,
         token_batch_codec.encode if struct is TokenBatch else struct_codec(struct).encode,
@@ -99,8 +98,8 @@ def encode(message: AnyMessage) -> bytes:
         ValueError, TypeError: a field outside of its wire type's range.
     """
     kind, to_wire = _TO_WIRE[type(message)]
-    envelope: dict[str, Any] = {kind: to_wire(message)}
-    return Frame(messages=[dovetail_pb2.Message(**envelope)]).SerializeToString()
+    frame: dict[str, Any] = {"messages": [{kind: to_wire(message)}]}
+    return Frame(**frame).SerializeToString()
 
 
 def messages_of(frame: Frame) -> list[AnyMessage]:

@@ -2,6 +2,9 @@
 
 Built once per type from its annotations, so that the two descriptions cannot drift silently: a
 field that one of them lacks fails when this module's user is imported. Presence carries None.
+
+On the way out a struct becomes a dict, and so do those inside it: protobuf fills the whole tree
+from that at once. A message as a field's value it would serialize and parse again, at each level.
 """
 
 from __future__ import annotations
@@ -61,26 +64,23 @@ class StructCodec:
         self.message: type[Message] = getattr(dovetail_pb2, struct.__name__)
         self._struct = struct
         self._fields = [(name, _field_codec(hint)) for name, hint in get_type_hints(struct).items()]
-        self._to_wire = [(name, one.to_wire, one.has_presence) for name, one in self._fields]
+        self._converted = [
+            (name, one.to_wire) for name, one in self._fields if one.to_wire is not _as_it_is
+        ]
         on_wire = {field.name for field in self.message.DESCRIPTOR.fields}
         differing = on_wire ^ {name for name, _ in self._fields}
         if differing:
             msg = f"{struct.__name__} and its protobuf message differ in {sorted(differing)}"
             raise TypeError(msg)
 
-    def encode(self, value: msgspec.Struct) -> Any:
-        """Return the message, of the type `self.message`.
-
-        Raises:
-            ValueError, TypeError: a field outside of its wire type's range.
-        """
-        fields: dict[str, Any] = {}
-        for name, to_wire, has_presence in self._to_wire:
-            field = getattr(value, name)
-            # What is zero or empty is protobuf's default: nothing of it goes over the wire.
-            if field or (has_presence and field is not None):
+    def encode(self, value: msgspec.Struct) -> dict[str, Any]:
+        """Return the fields of the message, as its constructor takes them: None leaves one out."""
+        fields = msgspec.structs.asdict(value)
+        for name, to_wire in self._converted:
+            field = fields[name]
+            if field:
                 fields[name] = to_wire(field)
-        return self.message(**fields)
+        return fields
 
     def decode(self, message: Message) -> Any:
         """Return the struct.
@@ -131,7 +131,7 @@ def _field_codec(hint: Any) -> _FieldCodec:
         nested = struct_codec(hint)
         return _FieldCodec(nested.encode, nested.decode)
     if isinstance(hint, type) and issubclass(hint, enum.StrEnum):
-        return _FieldCodec(str, hint)
+        return _FieldCodec(_as_it_is, hint)  # its values are texts
     if hint in _SCALARS:
         return _FieldCodec(_as_it_is, _as_it_is)
     msg = f"no protobuf form for {hint}"
@@ -156,16 +156,16 @@ def _repeated(element: Any) -> _FieldCodec:
     return _FieldCodec(to_wire, from_wire)
 
 
-def _token_lists_to_wire(lists: tuple[tuple[int, ...], ...]) -> list[dovetail_pb2.TokenIds]:
-    return [dovetail_pb2.TokenIds(ids=ids) for ids in lists]
+def _token_lists_to_wire(lists: tuple[tuple[int, ...], ...]) -> list[dict[str, Any]]:
+    return [{"ids": ids} for ids in lists]
 
 
 def _token_lists_from_wire(lists: list[dovetail_pb2.TokenIds]) -> tuple[tuple[int, ...], ...]:
     return tuple([tuple(message.ids) for message in lists])
 
 
-def _biases_to_wire(biases: tuple[tuple[int, float], ...]) -> list[dovetail_pb2.TokenBias]:
-    return [dovetail_pb2.TokenBias(token_id=token_id, bias=bias) for token_id, bias in biases]
+def _biases_to_wire(biases: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
+    return [{"token_id": token_id, "bias": bias} for token_id, bias in biases]
 
 
 def _biases_from_wire(biases: list[dovetail_pb2.TokenBias]) -> tuple[tuple[int, float], ...]:

@@ -6,7 +6,7 @@ Most updates are one token without logprobs that ends nothing; what is alike in 
 from __future__ import annotations
 
 from itertools import chain, repeat
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from control_plane.rpc import dovetail_pb2
 from control_plane.rpc.struct_codec import (
@@ -23,28 +23,28 @@ T = TypeVar("T")
 _LOGPROBS = struct_codec(TokenLogprobs)
 
 
-def encode(batch: TokenBatch) -> dovetail_pb2.TokenBatch:
-    """Return the columns of `batch`."""
+def encode(batch: TokenBatch) -> dict[str, Any]:
+    """Return the columns of `batch`, as the message's constructor takes them."""
     updates = batch.updates
-    wire = dovetail_pb2.TokenBatch(
-        request_ids=[update.request_id for update in updates],
-        sample_indices=[update.sample_index for update in updates],
-        dispatches=[update.dispatch for update in updates],
-        start_indices=[update.start_index for update in updates],
-        token_ids=[token_id for update in updates for token_id in update.token_ids],
-    )
+    columns: dict[str, Any] = {
+        "request_ids": [update.request_id for update in updates],
+        "sample_indices": [update.sample_index for update in updates],
+        "dispatches": [update.dispatch for update in updates],
+        "start_indices": [update.start_index for update in updates],
+        "token_ids": [token_id for update in updates for token_id in update.token_ids],
+    }
     num_tokens = [len(update.token_ids) for update in updates]
     if num_tokens.count(1) != len(updates):
-        wire.num_tokens.extend(num_tokens)
+        columns["num_tokens"] = num_tokens
     if any(update.logprobs for update in updates):
-        wire.num_logprobs.extend([len(update.logprobs) for update in updates])
+        columns["num_logprobs"] = [len(update.logprobs) for update in updates]
         every = chain.from_iterable([update.logprobs for update in updates])
-        wire.logprobs.extend([_LOGPROBS.encode(logprobs) for logprobs in every])
+        columns["logprobs"] = [_LOGPROBS.encode(logprobs) for logprobs in every]
     if any(update.finish_reason for update in updates):
-        # protobuf takes an enum's numbers; its stub knows the wrapper type alone
-        numbers = [finish_reason_to_wire(update.finish_reason) for update in updates]
-        wire.finish_reasons.extend(numbers)  # pyright: ignore[reportArgumentType]
-    return wire
+        columns["finish_reasons"] = [
+            finish_reason_to_wire(update.finish_reason) for update in updates
+        ]
+    return columns
 
 
 def decode(wire: dovetail_pb2.TokenBatch) -> TokenBatch:

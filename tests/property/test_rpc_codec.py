@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from control_plane.rpc import codec
 from core.ids import RequestId
 from core.lifetime import PrefillDecision, RequestTrace
-from core.messages import AbortRequest, PathReport, TokenBatch
+from core.messages import AbortRequest, PathReport, RequestRefused, TokenBatch, WorkerLoad
 from core.request import PromptLogprobs
 from core.worker_record import Hello
 
@@ -120,3 +120,9 @@ def test_a_decision_is_one_of_those_that_both_sides_know() -> None:
 def test_a_field_out_of_range_is_the_senders_error() -> None:
     with pytest.raises(ValueError, match="range"):
         codec.encode(AbortRequest(RequestId("r"), dispatch=-1))
+
+
+def test_a_load_of_nothing_is_no_absent_load() -> None:
+    refusal = RequestRefused(RequestId("a"), 1, "overloaded", "busy", load=WorkerLoad())
+    frame = codec.Frame.FromString(codec.encode(refusal))
+    assert codec.messages_of(frame) == [refusal]
