@@ -1,0 +1,57 @@
+"""Builds the native CPU kernels; everything else of the package stands in pyproject.toml.
+
+Each instruction set's kernels are one source, compiled with that set's flags, and the library
+chooses when it is loaded: no `-march=native`, so that a wheel runs everywhere. Without a C++
+compiler the build leaves the library out, and the torch executor serves.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = Path("engine/kernels/cpu/csrc")
+
+# Only `fma()` fuses a product with a sum: the compiler would do it in one loop and not in another.
+FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"]
+FLAGS += ["-Wall", "-Wextra", "-pthread"]
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"]
+FLAGS_OF_SET = {"kernels_avx512": AVX512, "kernels_avx2": ["-mavx2", "-mfma"]}
+
+
+class BuildKernels(build_ext):
+    """Compiles each source with the flags of its instruction set."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build the library; setuptools reports what fails and goes on, as it is optional."""
+        objects: list[str] = []
+        for source in ext.sources:
+            flags = FLAGS + FLAGS_OF_SET.get(Path(source).stem, [])
+            objects += self.compiler.compile(
+                [source], output_dir=self.build_temp, extra_postargs=flags, depends=ext.depends
+            )
+        target = self.get_ext_fullpath(ext.name)
+        self.compiler.link_shared_object(
+            objects, target, extra_postargs=["-pthread"], target_lang="c++"
+        )
+
+
+def kernels() -> Extension:
+    """Return the library of all instruction sets that this machine's architecture has."""
+    sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
+    if platform.machine() != "x86_64":
+        sources = [path for path in sources if Path(path).stem not in FLAGS_OF_SET]
+    headers = [*SOURCES.glob("*.h"), *SOURCES.glob("*.inl")]
+    return Extension(
+        "engine.kernels.cpu.native",
+        sources,
+        depends=sorted(map(str, headers)),
+        language="c++",
+        optional=True,
+    )
+
+
+setup(ext_modules=[kernels()], cmdclass={"build_ext": BuildKernels})
