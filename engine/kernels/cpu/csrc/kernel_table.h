@@ -17,17 +17,19 @@ namespace dovetail {
 enum class WeightType : int32_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kQ8_0 = 3, kQ4_0 = 4, kQ4_1 = 5 };
 enum class KvType : int32_t { kF32 = 0, kBf16 = 1, kInt8 = 2 };
 
-// A linear layer, packed in panels of 16 outputs (see gemm.inl for each type's order).
+// A linear layer, packed in panels of 16 outputs (see matrix_layout.inl for each type's order).
 //
 // in_features is padded with zero weights to a multiple of `group` (of 2 for bf16), out_features to
-// a multiple of 16; panels follow each other. `bias` is null or float32 [padded out_features].
+// a multiple of 16; panels follow each other. An interleaved pair of halves has 2 * ceil(half / 16)
+// panels. `bias` is null or float32 [panels][16] in the panels' order. The memory is zero before the
+// first row is packed.
 struct Matrix {
   WeightType type;
   int32_t out_features, in_features;  // unpadded
   int32_t group;                      // input features that share a scale: 64 (int8), 32 (GGUF types)
   const void* data;
-  const float* scales;    // per panel: [groups][16]; null for f32 and bf16
-  const float* minimums;  // likewise, Q4_1 only: added to scale * q
+  const void* scales;    // per panel: [groups][16], float32 (int8) or float16 (GGUF types); null for f32 and bf16
+  const void* minimums;  // likewise, Q4_1 only: added to scale * q
   const float* bias;
 };
 
@@ -37,7 +39,7 @@ struct Activations {
   int64_t ld;
   int8_t* quants;    // [rows][padded in_features]: quantized types read these three
   float* scales;     // [rows][groups]
-  int32_t* sums;     // [rows][groups]: sum of the group's quants
+  int32_t* sums;     // [rows][groups]: of the group's quants, times what the weights want (quantize.inl)
 };
 
 enum class Epilogue : int32_t {
