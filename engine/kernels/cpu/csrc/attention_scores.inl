@@ -1,0 +1,107 @@
+// Queries times keys: a tile of rows against groups of 16 positions, which stand in lanes.
+//
+// A score is one chain of multiply-adds over head_dim in order, or, of int8 keys, an exact sum of
+// products of quants: neither knows how many rows or groups are computed at once.
+#pragma once
+
+#include "attention_tiles.inl"
+
+namespace dovetail {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kRowTile = 6;    // rows (a query head at a position) at once
+constexpr int kGroupTile = 4;  // groups at once
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int kRowTile = 3;
+constexpr int kGroupTile = 2;
+#else
+constexpr int kRowTile = 3;
+constexpr int kGroupTile = 1;
+#endif
+
+template <KvType type>
+DT_INLINE void load_keys(const char* from, F32x16& even, F32x16& odd) {
+  if (type == KvType::kF32)
+    load_pairs(reinterpret_cast<const float*>(from), even, odd);
+  else
+    load_bf16_pairs(reinterpret_cast<const uint16_t*>(from), even, odd);
+}
+
+// A tile's queries: floats [head_dim][rows], or four quants of a row each [head_dim / 4][rows].
+union Query {
+  float value;
+  int32_t quants;
+};
+
+// What a query row needs beside its quants: a key's quants are stored 128 higher.
+struct QueryScale {
+  float scale;
+  int32_t excess;  // 128 * sum of its quants
+};
+
+// scores [rows][kSegmentTokens] of groups [first, first + N).
+template <KvType type, int R, int N>
+void float_scores(const Segment& segment, int32_t first, int32_t block_size, int32_t head_dim,
+                  const Query* queries, float* scores) {
+  F32x16 sums[R][N];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) sums[r][n] = splat(0.0f);
+  const int64_t stride = block_size * 2 * kElementBytes<type>;
+  const char* const* keys = segment.keys + first;
+  int64_t at = 0;
+  for (int32_t d = 0; d < head_dim; d += 2, at += stride, queries += 2 * R) {
+    F32x16 even[N], odd[N];
+    for (int n = 0; n < N; ++n) load_keys<type>(keys[n] + at, even[n], odd[n]);
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) sums[r][n] = fma(even[n], splat(queries[r].value), sums[r][n]);
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) sums[r][n] = fma(odd[n], splat(queries[R + r].value), sums[r][n]);
+  }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) store(scores + r * kSegmentTokens + (first + n) * kLanes, sums[r][n]);
+}
+
+template <int R, int N>
+void int8_scores(const Segment& segment, int32_t first, int32_t block_size, int32_t head_dim,
+                 const Query* queries, const QueryScale* scales, float* scores) {
+  I32x16 sums[R][N];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) sums[r][n] = splat_int(0);
+  const char* const* keys = segment.keys + first;
+  int64_t at = 0;
+  for (int32_t d = 0; d < head_dim; d += 4, at += block_size * 4, queries += R) {
+    I32x16 quads[N];
+    for (int n = 0; n < N; ++n) quads[n] = load_bytes(keys[n] + at);
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) sums[r][n] = dot_bytes(sums[r][n], quads[n], queries[r].quants);
+  }
+  for (int n = 0; n < N; ++n) {
+    const F32x16 key_scales = load(segment.key_scales[first + n]);
+    for (int r = 0; r < R; ++r) {
+      const F32x16 products = to_float(sub_int(sums[r][n], splat_int(scales[r].excess)));
+      store(scores + r * kSegmentTokens + (first + n) * kLanes,
+            mul(products, mul(key_scales, splat(scales[r].scale))));
+    }
+  }
+}
+
+template <KvType type, int R, int N>
+DT_INLINE void some_scores(const Segment& segment, int32_t first, const KvLayer& layer, const Query* queries,
+                           const QueryScale* scales, float* scores) {
+  if constexpr (type == KvType::kInt8)
+    int8_scores<R, N>(segment, first, layer.block_size, layer.head_dim, queries, scales, scores);
+  else
+    float_scores<type, R, N>(segment, first, layer.block_size, layer.head_dim, queries, scores);
+}
+
+template <KvType type, int R>
+void tile_scores(const Segment& segment, int32_t first, int32_t last, const KvLayer& layer,
+                 const Query* queries, const QueryScale* scales, float* scores) {
+  for (; first + kGroupTile <= last; first += kGroupTile)
+    some_scores<type, R, kGroupTile>(segment, first, layer, queries, scales, scores);
+  for (; first < last; ++first) some_scores<type, R, 1>(segment, first, layer, queries, scales, scores);
+}
+
+}  // namespace
+}  // namespace dovetail
