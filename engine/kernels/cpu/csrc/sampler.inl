@@ -1,0 +1,71 @@
+// Logits -> one token a row, by the rules of engine/sampling/sampler.py, in their order. A row's token
+// depends on its logits and its SampleRow alone.
+//
+// Scratch: kSurveyFloats, and two rows of vocab_size. No rule moves or sorts the row: a filter is a
+// least score, and the next one judges what is above.
+#pragma once
+
+#include "gumbel.inl"
+#include "logprobs.inl"
+#include "penalties.inl"
+#include "survey.inl"
+#include "top_k.inl"
+#include "top_p.inl"
+
+namespace {
+
+// The least score that min_p, top_k and top_p keep, in this order.
+float least_kept(const float* scores, int32_t vocab_size, const Survey& survey, const SampleRow& row,
+                 float* scratch) {
+  float least = kNothing;
+  if (row.min_p >= 0x1p-126f) least = survey.best + log_f32(row.min_p);
+  if (row.top_k > 0 && row.top_k < vocab_size) {
+    const float kth = kth_largest(scores, vocab_size, survey, row.top_k, scratch);
+    if (kth > least) least = kth;
+  }
+  if (row.top_p < 1.0f) least = nucleus(scores, vocab_size, survey, row.top_p, least, scratch);
+  return least;
+}
+
+int32_t draw(float* logits, int32_t vocab_size, const SampleRow& row, float* maxima, float* scratch) {
+  const Survey survey = scale_and_survey(logits, vocab_size, row.inverse_temperature, maxima);
+  const int32_t best_id = likeliest(logits, vocab_size, survey);
+  // Nothing is allowed, or nothing can be told apart: no noise decides.
+  if (!(__builtin_fabsf(survey.best) < __builtin_inff())) return best_id;
+  const float least = least_kept(logits, vocab_size, survey, row, scratch);
+  return gumbel_argmax(logits, vocab_size, survey, least, best_id, noise_key(row));
+}
+
+int32_t choose(float* logits, int32_t vocab_size, const SampleRow& row, float* maxima, float* scratch) {
+  restrict_logits(logits, vocab_size, row);
+  if (row.repetition_penalty != 1.0f || row.presence_penalty != 0.0f || row.frequency_penalty != 0.0f)
+    penalize_logits(logits, vocab_size, row, scratch);
+  if (row.inverse_temperature != 0.0f) return draw(logits, vocab_size, row, maxima, scratch);
+  return likeliest(logits, vocab_size, survey_of(logits, vocab_size, maxima));
+}
+
+int32_t sample(float* logits, int32_t vocab_size, const SampleRow* row, float* scratch, float* chosen,
+               int32_t* top_ids, float* top) {
+  float* const maxima = scratch;
+  float* const unmodified = scratch + kSurveyFloats;
+  float* const row_scratch = unmodified + vocab_size;
+  if (row->num_logprobs < 0) return choose(logits, vocab_size, *row, maxima, row_scratch);
+  const Survey survey = survey_of(logits, vocab_size, maxima);
+  const LogSoftmax softmax = log_softmax(logits, vocab_size, survey);
+  most_likely(logits, vocab_size, survey, softmax, row->num_logprobs, row_scratch, top_ids, top);
+  std::memcpy(unmodified, logits, sizeof(float) * static_cast<size_t>(vocab_size));
+  const int32_t token = choose(logits, vocab_size, *row, maxima, row_scratch);
+  *chosen = log_probability(softmax, unmodified[token]);
+  return token;
+}
+
+void score(const float* logits, int32_t vocab_size, int32_t token, int32_t num_top, float* scratch,
+           float* logprob, int32_t* rank, int32_t* top_ids, float* top) {
+  const Survey survey = survey_of(logits, vocab_size, scratch);
+  const LogSoftmax softmax = log_softmax(logits, vocab_size, survey);
+  *logprob = log_probability(softmax, logits[token]);
+  *rank = count_at_least(logits, vocab_size, logits[token]);
+  most_likely(logits, vocab_size, survey, softmax, num_top, scratch + kSurveyFloats, top_ids, top);
+}
+
+}  // namespace
