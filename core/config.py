@@ -16,7 +16,8 @@ import msgspec
 
 from core.errors import ConfigError
 
-WeightsChoice = Literal["auto", "f32", "bf16"]
+WeightsChoice = Literal["auto", "f32", "bf16", "int8", "native"]
+KvDtypeChoice = Literal["auto", "f32", "bf16", "int8"]
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -38,10 +39,13 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """One model replica.
 
     Attributes:
-        executor: "torch", or "mock" (a timing model whose tokens are computed from the pool's
-            bytes).
-        weights: arithmetic of the linear layers; "auto": the fastest exact-enough one here.
-        kv_dtype: element type of the cache; "auto" is bf16.
+        executor: "native" (the CPU kernels), "torch", or "mock" (a timing model whose tokens are
+            computed from the pool's bytes); "auto": native on a CPU where it was built.
+        weights: how linear layers are kept: "native": as a GGUF file has them (Q8_0, Q4_0, Q4_1;
+            other quantized types as int8), "int8": rounded to 8 bits in groups of 64. "auto": in
+            the native executor "native" for such a file, else "bf16"; in torch the faster of "f32"
+            and "bf16" here.
+        kv_dtype: element type of the cache; "auto" is bf16; "int8", with scales, is not of "torch".
         kv_memory: bytes of the pool, per worker.
         block_size: token positions a block.
         chunk_tokens: prompt tokens a step, at least one block.
@@ -53,9 +57,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
         mock_step_s, mock_prompt_token_s: the mock's seconds a step and a prompt token.
     """
 
-    executor: Literal["torch", "mock"] = "torch"
+    executor: Literal["auto", "native", "torch", "mock"] = "torch"
     weights: WeightsChoice = "auto"
-    kv_dtype: WeightsChoice = "auto"
+    kv_dtype: KvDtypeChoice = "auto"
     kv_memory: int = 1 << 30
     block_size: int = 16
     chunk_tokens: int = 512
@@ -331,6 +335,9 @@ def _check(config: Config) -> None:
             f"engine.chunk_tokens = {engine.chunk_tokens}: must be at least one block "
             f"(engine.block_size = {engine.block_size})"
         )
+        raise ConfigError(msg)
+    if engine.executor == "torch" and engine.kv_dtype == "int8":
+        msg = "engine.kv_dtype = 'int8': must be 'f32' or 'bf16' with engine.executor = 'torch'"
         raise ConfigError(msg)
     if not 0 <= config.http.port <= 65535:
         msg = f"http.port = {config.http.port}: must be from 0 (any free port) to 65535"

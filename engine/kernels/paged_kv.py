@@ -140,6 +140,11 @@ def elements_of(region: MemoryRegion, num_bytes: int, dtype: torch.dtype) -> Ten
 
 def _check_tiles(layout: KvLayout, tile_bytes: int) -> None:
     first = layout.layers[0]
+    if first.tile_order != "token_major" or first.scale_offset != -1:
+        msg = (
+            f"tile order {first.tile_order!r} with scales at {first.scale_offset} is not supported"
+        )
+        raise ValueError(msg)
     strides = {layout.block_bytes, first.head_stride, first.kv_stride}
     strides |= {layer.offset for layer in layout.layers}
     if first.token_stride * layout.block_size != tile_bytes:
@@ -153,8 +158,3 @@ def _check_tiles(layout: KvLayout, tile_bytes: int) -> None:
         if any(getattr(one, name) != getattr(other, name) for name in same):
             msg = f"layers differ: {one} and {other}; only their offsets may"
             raise ValueError(msg)
-    if first.tile_order != "token_major" or first.scale_offset != -1:
-        msg = (
-            f"tile order {first.tile_order!r} with scales at {first.scale_offset} is not supported"
-        )
-        raise ValueError(msg)

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from core.config import WeightsChoice
-from core.kv_layout import KvDtype, KvLayout, block_major
+from core.config import KvDtypeChoice
+from core.kv_layout import KvDtype, KvLayout, Tile, TileOrder, blocks_of
 from engine.models.rope_scaling import RopeScaling
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3"]
@@ -81,18 +81,28 @@ def _items(spec: ModelSpec) -> list[tuple[str, object]]:
     return [(name, getattr(spec, name)) for name in spec.__struct_fields__]
 
 
-def kv_dtype_for(choice: WeightsChoice) -> KvDtype:
+def kv_dtype_for(choice: KvDtypeChoice) -> KvDtype:
     """Resolve `engine.kv_dtype`: "auto" is bf16."""
-    return KvDtype.F32 if choice == "f32" else KvDtype.BF16
+    return KvDtype.BF16 if choice == "auto" else KvDtype(choice)
 
 
-def kv_layout_for(spec: ModelSpec, kv_dtype: KvDtype, block_size: int) -> KvLayout:
-    """Return the block-major layout of this model's KV on one rank."""
-    return block_major(
+def kv_layout_for(
+    spec: ModelSpec, kv_dtype: KvDtype, block_size: int, tile_order: TileOrder = "token_major"
+) -> KvLayout:
+    """Return the block-major layout of this model's KV on one rank.
+
+    Args:
+        spec: the model.
+        kv_dtype: element type.
+        block_size: token positions a block.
+        tile_order: what the executor reads.
+
+    Raises:
+        ValueError: there is no tile of this type, order and shape.
+    """
+    return blocks_of(
+        Tile(block_size, spec.head_dim, kv_dtype, tile_order),
         model=spec.fingerprint,
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        block_size=block_size,
-        dtype=kv_dtype,
     )
