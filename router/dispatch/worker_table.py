@@ -120,16 +120,18 @@ class WorkerTable:
         """
         if self._served is None:
             return None
-        links = [
-            link
-            for link in self._links.values()
-            if link.may_open and _answers(link) and _model_of(link.record) == self._served
-        ]
-        links = [link for link in links if link.is_open] or links
-        if not links:
+        longest_open = longest_to_come = -1
+        for link in self._links.values():
+            if not _answers(link) or _model_of(link.record) != self._served:
+                continue
+            if link.is_open:
+                longest_open = max(longest_open, link.record.max_model_len)
+            elif link.may_open:
+                longest_to_come = max(longest_to_come, link.record.max_model_len)
+        max_model_len = longest_to_come if longest_open < 0 else longest_open
+        if max_model_len < 0:
             return None
         name, fingerprint, block_size = self._served
-        max_model_len = max(link.record.max_model_len for link in links)
         return ServedModel(name, max_model_len, block_size, fingerprint)
 
     def roles_alive(self) -> set[Role]:

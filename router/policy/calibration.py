@@ -13,17 +13,17 @@ _MAX_LOG = math.log(4.0)
 
 
 class Factor:
-    """Moving ratio of actual over predicted."""
+    """Moving ratio of actual over predicted.
 
-    __slots__ = ("_log",)
+    Attributes:
+        value: from 1/4 to 4; 1 until something was observed.
+    """
+
+    __slots__ = ("_log", "value")
 
     def __init__(self) -> None:
         self._log = 0.0
-
-    @property
-    def value(self) -> float:
-        """From 1/4 to 4; 1 until something was observed."""
-        return math.exp(self._log)
+        self.value = 1.0
 
     def observe(self, predicted: float, actual: float) -> None:
         """Learn from one uncalibrated prediction; what is not positive teaches nothing."""
@@ -31,6 +31,7 @@ class Factor:
             return
         error = max(-_MAX_LOG, min(_MAX_LOG, math.log(actual / predicted)))
         self._log += _WEIGHT * (error - self._log)
+        self.value = math.exp(self._log)
 
 
 class Calibration:

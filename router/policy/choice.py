@@ -17,7 +17,7 @@ from router.policy.calibration import Calibration
 from router.policy.cost import Speeds, num_prompt_blocks, prefill_terms, uncached_tokens
 from router.policy.decision import Decision, Reason, Refusal, RefusalReason
 from router.policy.options import Inputs, Option, options
-from router.policy.unmeasured import with_peers_speeds
+from router.policy.unmeasured import PeersSpeeds
 from router.policy.views import PolicySettings, RequestView, WorkerView
 
 _ALONE_WITHOUT_CANDIDATES = (Reason.LOCAL, Reason.NEVER, Reason.FALLBACK, Reason.COLOCATED)
@@ -30,6 +30,7 @@ class Policy:
         self.settings = settings
         self.speeds = speeds or Speeds()
         self.calibration = Calibration()
+        self._peers_speeds = PeersSpeeds(self.speeds)
 
     def decide(
         self,
@@ -49,7 +50,7 @@ class Policy:
             dice: breaks ties; seeded differently in each router.
             avoid: workers not to send to: they refused or failed this request a moment ago.
         """
-        workers = with_peers_speeds(workers, self.speeds)
+        workers = self._peers_speeds.of(workers)
         able = [worker for worker in workers if worker.role is not Role.PREFILL]
         fitting = [worker for worker in able if _can_hold(request, worker)]
         allowed = [worker for worker in fitting if worker.worker_id not in avoid]

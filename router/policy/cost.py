@@ -76,7 +76,7 @@ def num_prompt_blocks(request: RequestView, block_size: int) -> int:
 
 def reusable_blocks(request: RequestView, worker: WorkerView, hit_blocks: int) -> int:
     """Return the hits that count: the engine always computes the last prompt token."""
-    return min(hit_blocks, (request.num_tokens - 1) // worker.block_size)
+    return min(hit_blocks, (request.num_tokens - 1) // worker.block_size) if hit_blocks else 0
 
 
 def uncached_tokens(request: RequestView, worker: WorkerView, hit_blocks: int) -> int:
