@@ -9,7 +9,6 @@ import asyncio
 import gc
 import logging
 import os
-import random
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
@@ -34,6 +33,7 @@ from deploy.process_end import ProcessEnd
 from deploy.readiness import Readiness, announce
 from engine.models.read_spec import read_spec
 from router.dispatch.dispatcher import RouterDispatcher
+from router.entropy import Entropy
 from router.text.text_model import TextModel
 from router.web.app import create_app
 from router.web.server import ApiServer, raise_open_file_limit
@@ -61,7 +61,7 @@ async def run_router(config: Config, options: RouterOptions) -> None:
         text = await asyncio.to_thread(TextModel.load, options.model_path)
         hello = await asyncio.to_thread(router_hello, config, options)
         dispatcher = RouterDispatcher(
-            config, hello=hello, connect=connect, clock=clock, rng=random.SystemRandom()
+            config, hello=hello, connect=connect, clock=clock, rng=Entropy()
         )
         registry = CollectorRegistry()
         server = _server(config, dispatcher, text, clock, registry)

@@ -33,12 +33,18 @@ def truncate_prompt(
 
 
 def fit_to_context(
-    params: GenerationParams, num_prompt_tokens: int, *, max_model_len: int, default_max: int | None
+    params: GenerationParams,
+    num_prompt_tokens: int,
+    *,
+    max_model_len: int,
+    default_max: int | None,
+    seed: int | None = None,
 ) -> SamplingParams:
     """Return the sampling parameters with `max_tokens` set.
 
     Args:
         default_max: `max_tokens` where none was given, cut to the context; None: all of its rest.
+        seed: drawn for this prompt; None keeps that of `params`.
 
     Raises:
         RequestError: 400; an empty prompt, or `context_length_exceeded`.
@@ -60,4 +66,10 @@ def fit_to_context(
         max_tokens = room if default_max is None else min(default_max, room)
     max_tokens = max(1, max_tokens)  # engines generate one at least; an echo alone drops it
     min_tokens = min(params.sampling.min_tokens, max_tokens)
-    return msgspec.structs.replace(params.sampling, max_tokens=max_tokens, min_tokens=min_tokens)
+    given = params.sampling
+    return msgspec.structs.replace(
+        given,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        seed=given.seed if seed is None else seed,
+    )

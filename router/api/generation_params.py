@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -68,9 +67,10 @@ class GenerationParams(msgspec.Struct, frozen=True):
 
     Attributes:
         sampling: complete but for `max_tokens`, which needs the prompt's length (`fit_to_context`),
-            and a seed that was not given (`draw_seed`). Its `n`: samples to generate. Its
-            `prompt_logprobs` serve both the field of that name and `echo` with `logprobs`.
-        has_seed: whether the client gave a seed, which then is that of every prompt.
+            and a seed that was not given. Its `n`: samples to generate. Its `prompt_logprobs` serve
+            both the field of that name and `echo` with `logprobs`.
+        has_seed: whether the client gave a seed, which then is that of every prompt; else each has
+            its own, as in vLLM, drawn before it is sent: tokens are a function of what is sent.
         n: choices to return; fewer than `sampling.n` with `best_of`.
         max_tokens: as given, None where it was not; 0 (with `echo`): the prompt alone.
         bad_words: texts that are not to be generated; their tokens are not known yet.
@@ -154,14 +154,6 @@ def read_params(
         cache_salt=_read_cache_salt(reader),
         priority=reader.integer("priority", -(1 << 31), (1 << 31) - 1) or 0,
     )
-
-
-def draw_seed() -> int:
-    """Return a seed for a prompt that came without; each prompt of a list has its own, as in vLLM.
-
-    It is drawn before the request is sent, so that its tokens are a function of its own fields.
-    """
-    return secrets.randbits(64)
 
 
 def _read_best_of(reader: FieldReader, n: int) -> int:

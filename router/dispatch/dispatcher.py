@@ -75,7 +75,7 @@ class RouterDispatcher:
         hello: what this router says first on every stream; kind "router".
         connect: `control_plane.rpc.client.connect`.
         clock: its `now` must advance as the event loop's time does while `run` is running.
-        rng: a `random.Random` with a seed of this router's own.
+        rng: this router's own: those that draw alike would choose alike.
         rules: how long trouble is borne.
     """
 

@@ -99,7 +99,7 @@ class RouterApp:
 
     async def _gate(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Name the request, check its key, and answer what nobody else answers."""
-        request_id = accept_or_make(header(scope, b"x-request-id"))
+        request_id = accept_or_make(header(scope, b"x-request-id"), self._context.entropy)
         scope["dovetail.request_id"] = request_id
         status = 0
 

@@ -12,6 +12,7 @@ from core.clock import Clock
 from core.config import Config
 from router.api.generation_params import Vocabulary
 from router.dispatch.interface import Dispatcher, ServedModel
+from router.entropy import Entropy
 from router.text.text_model import TextModel
 from router.web.metrics import RouterMetrics
 from router.web.request_ids import RequestNames
@@ -45,6 +46,7 @@ class ApiContext:
         self.config = config
         self.clock = clock
         self.metrics = metrics
+        self.entropy = Entropy()
         self.request_names = RequestNames()
         self.vocabulary = Vocabulary(text.vocab_size, text.eos_token_ids)
         choice = config.router.debug_headers

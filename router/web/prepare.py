@@ -11,11 +11,10 @@ from core.errors import RequestError
 from core.ids import RequestId
 from core.lifetime import Lifetime
 from core.request import EngineRequest
-from core.sampling_params import SamplingParams
 from router.api import continuation
 from router.api.answers import CHAT, COMPLETION, Shape
 from router.api.context import COMPLETION_MAX_TOKENS, fit_to_context, truncate_prompt
-from router.api.generation_params import GenerationParams, draw_seed
+from router.api.generation_params import GenerationParams
 from router.api.requests import ChatRequest, CompletionRequest, Prompt
 from router.dispatch.interface import Disaggregate, GenerateRequest, ServedModel
 from router.web.context import ApiContext
@@ -128,11 +127,12 @@ async def prepare(
             request=EngineRequest(
                 request_id=request_id,
                 prompt=prompt,
-                sampling=_with_seed(
+                sampling=fit_to_context(
                     params,
-                    fit_to_context(
-                        params, len(prompt), max_model_len=limit, default_max=default_max
-                    ),
+                    len(prompt),
+                    max_model_len=limit,
+                    default_max=default_max,
+                    seed=None if params.has_seed else context.entropy.bits64(),
                 ),
                 namespace=namespace_of(cache_salt=params.cache_salt),
                 priority=params.priority,
@@ -154,10 +154,6 @@ async def _echo(
         return given
     decode = context.text.decode
     return await context.off_loop(len(kept), decode, kept, skip_special_tokens=False)
-
-
-def _with_seed(params: GenerationParams, sampling: SamplingParams) -> SamplingParams:
-    return sampling if params.has_seed else msgspec.structs.replace(sampling, seed=draw_seed())
 
 
 def _bad_word_ids(context: ApiContext, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -7,15 +7,16 @@ import re
 import secrets
 
 from core.ids import CLIENT_ID_END, RequestId
+from router.entropy import Entropy
 
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-def accept_or_make(given: str | None) -> str:
+def accept_or_make(given: str | None, entropy: Entropy) -> str:
     """Return the header's id if it is 1 to 128 characters of `[A-Za-z0-9._-]`, else a new one."""
     if given is not None and _SAFE.fullmatch(given):
         return given
-    return secrets.token_hex(16)
+    return entropy.take(16).hex()
 
 
 class RequestNames:

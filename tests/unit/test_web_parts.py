@@ -8,6 +8,7 @@ import pytest
 
 from core.clock import ManualClock
 from core.ids import Attempt, HandoffId, client_id_of
+from router.entropy import Entropy
 from router.fast_histogram import FastHistogram
 from router.web.asgi import Message
 from router.web.event_stream import EventStream
@@ -100,9 +101,21 @@ def test_names_are_never_used_twice_and_hold_the_clients() -> None:
 
 @pytest.mark.parametrize("given", [None, "", "a b", "a\n", "ä", "x" * 129])
 def test_unsafe_names_are_replaced(given: str | None) -> None:
-    made = accept_or_make(given)
+    entropy = Entropy()
+    made = accept_or_make(given, entropy)
     assert len(made) == 32
-    assert made != accept_or_make(given)
+    assert made != accept_or_make(given, entropy)
+
+
+def test_entropy_goes_on_after_its_first_piece() -> None:
+    entropy = Entropy()
+    drawn = [entropy.bits64() for _ in range(2000)]  # of 512 a piece
+    assert len(set(drawn)) == len(drawn)
+    assert max(drawn) > 1 << 63 > min(drawn)
+    numbers = [entropy.random() for _ in range(2000)]
+    assert 0 <= min(numbers) < 0.01
+    assert 0.99 < max(numbers) < 1
+    assert len(entropy.take(4096)) == 4096
 
 
 def test_a_value_on_a_bound_belongs_below_it() -> None:
