@@ -105,8 +105,9 @@ class ControlPlaneConfig(msgspec.Struct, frozen=True):
         cluster: name under `/dovetail/`.
         lease_s: time to live of a worker's registration.
         request_timeout_s: deadline of one etcd call.
-        heartbeat_s: between heartbeats on a stream.
-        suspect_s: without a heartbeat until a peer is suspect.
+        heartbeat_s: between reports of a working worker; streams on which nothing is said beat half
+            as often.
+        suspect_s: without a heartbeat until a peer is in doubt; `heartbeat_s` later it is suspect.
         ledger_hz: cache-ledger updates a second and worker, at most.
     """
 

@@ -60,7 +60,7 @@ async def connect(
         call = open_call(channel)
         wire = ClientWire(call)
         worker = await _shake_hands(call, wire, hello, address)
-        end = StreamEnd(wire, worker, listener, config=config, clock=clock)
+        end = StreamEnd(wire, worker, listener, answers=True, config=config, clock=clock)
         end.open()
     except BaseException:
         await channel.close(None)

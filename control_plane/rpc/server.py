@@ -89,7 +89,12 @@ class RpcServer:
         except ConnectionError:
             return None
         end = StreamEnd(
-            wire, opener, self._listeners[opener.kind], config=self._config, clock=self._clock
+            wire,
+            opener,
+            self._listeners[opener.kind],
+            answers=False,
+            config=self._config,
+            clock=self._clock,
         )
         self._open.add(end)
         try:

@@ -2,7 +2,8 @@
 
     send() -> queue -> writer task: one frame per loop tick -> gRPC
     gRPC -> reader task -> listener.on_message, in the order sent
-    timer: a heartbeat when nothing else left, and the watch over the peer's silence
+    timer: a heartbeat when nothing else left (the opener answers the worker's instead), and the
+        watch over the peer's silence
 
 The stream ends once, whichever comes first: close(), the peer's closing frame, a lost connection
 (a killed peer: at once), a queue over its bound, or bytes that cannot be read.
@@ -16,6 +17,7 @@ from collections import deque
 from typing import Any, Protocol
 
 from control_plane.rpc import codec
+from control_plane.rpc.beats import Beats
 from control_plane.rpc.interface import StreamListener
 from control_plane.rpc.peer_watch import PeerWatch
 from core.clock import Clock
@@ -29,6 +31,9 @@ tokens."""
 
 _FRAME_BYTES = 1 << 20
 """A tick that has more to say is split: one large frame would delay the tokens behind it."""
+
+_TIMER_ROUNDING_S = 0.001
+"""Event loops round timers to milliseconds: a look a moment early would find nothing due."""
 
 _FLUSH_S = 1.0
 """How long a closed stream may take to hand its last frames to the peer."""
@@ -55,7 +60,11 @@ class Wire(Protocol):
 
 
 class StreamEnd:
-    """Implements `control_plane.rpc.interface.Stream`. Lives in `open`, then `run`."""
+    """Implements `control_plane.rpc.interface.Stream`. Lives in `open`, then `run`.
+
+    Args:
+        answers: this is the opener's end, whose heartbeats answer the other's.
+    """
 
     def __init__(
         self,
@@ -63,20 +72,19 @@ class StreamEnd:
         peer: Hello,
         listener: StreamListener[Any],
         *,
+        answers: bool,
         config: ControlPlaneConfig,
         clock: Clock,
     ) -> None:
         self._wire = wire
         self._peer = peer
         self._listener = listener
-        self._heartbeat_s = config.heartbeat_s
         self._clock = clock
-        self._watch = PeerWatch(
-            heartbeat_s=config.heartbeat_s, suspect_s=config.suspect_s, now=clock.now()
-        )
+        now, heartbeat_s, suspect_s = clock.now(), config.heartbeat_s, config.suspect_s
+        self._watch = PeerWatch(heartbeat_s=heartbeat_s, suspect_s=suspect_s, now=now)
+        self._beats = Beats(answers=answers, heartbeat_s=heartbeat_s, suspect_s=suspect_s, now=now)
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._sent_since_beat = False
         self._wake_writer = asyncio.Event()
         self._closing: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._abandoned = False
@@ -123,7 +131,9 @@ class StreamEnd:
     async def run(self) -> None:
         """Serve and end an opened stream; returns after `on_closed`. Cancelling ends it too."""
         reason = f"lost {self._peer.name}"
-        tasks = [asyncio.ensure_future(part()) for part in (self._read, self._write, self._beat)]
+        tasks = [
+            asyncio.ensure_future(part()) for part in (self._read, self._write, self._keep_time)
+        ]
         try:
             await asyncio.wait([self._closing, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -164,11 +174,14 @@ class StreamEnd:
                 return self._abandon(f"unreadable frame from {self._peer.name}: {error}")
             if frame is None:
                 return self._abandon(f"{self._peer.name} ended the stream")
-            if self._watch.heard(self._clock.now()) and not self.is_closed:
+            now = self._clock.now()
+            if self._watch.heard(now) and not self.is_closed:
                 self._listener.on_suspect(self, suspect=False)
             for message in messages:
                 if not self.is_closed:
                     self._listener.on_message(self, message)
+            if self._beats.is_answer_due(now):
+                self._beat()
             if frame.HasField("closing"):
                 return self._abandon(f"closed by {self._peer.name}: {frame.closing}")
 
@@ -180,7 +193,7 @@ class StreamEnd:
                 self._wake_writer.clear()
             while self._queue and not self._abandoned:
                 data = self._next_frame()
-                self._sent_since_beat = True
+                self._beats.sent(self._clock.now())
                 try:
                     await self._wire.write(data)
                 except ConnectionError as error:
@@ -198,14 +211,20 @@ class StreamEnd:
         self._queued_bytes -= size
         return b"".join(parts)
 
-    async def _beat(self) -> None:
+    def _beat(self) -> None:
+        """What waits in the queue will do as well."""
+        if not self._queue and not self.is_closed:
+            self._queue.append(codec.HEARTBEAT)
+            self._wake_writer.set()
+
+    async def _keep_time(self) -> None:
         while not self.is_closed:
-            await asyncio.sleep(self._heartbeat_s)
-            if not self._sent_since_beat and not self._queue:
-                self._queue.append(codec.HEARTBEAT)
-                self._wake_writer.set()
-            self._sent_since_beat = False
-            if self._watch.check(self._clock.now()) and not self.is_closed:
+            due_at = min(self._beats.due_at, self._watch.look_at)
+            await asyncio.sleep(max(0.0, due_at - self._clock.now()) + _TIMER_ROUNDING_S)
+            now = self._clock.now()
+            if self._beats.take_due(now):
+                self._beat()
+            if now >= self._watch.look_at and self._watch.check(now) and not self.is_closed:
                 self._listener.on_suspect(self, suspect=True)
 
     async def _say_goodbye(

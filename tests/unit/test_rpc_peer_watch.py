@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from control_plane.rpc.peer_watch import PeerWatch
 
 
@@ -11,24 +13,62 @@ def watch() -> PeerWatch:
 
 def test_suspect_after_silence_told_once_and_taken_back_once() -> None:
     peer = watch()
-    assert [peer.check(tick * 0.5) for tick in range(1, 7)] == [False] * 4 + [True, False]
+    looks: list[tuple[float, bool]] = []
+    for _ in range(4):
+        looks.append((peer.look_at, peer.check(peer.look_at)))
+    assert looks == [(2.0, False), (2.5, True), (4.5, False), (6.5, False)]
     assert peer.is_suspect
-    assert peer.heard(3.1)
+    assert peer.heard(7.0)
     assert not peer.is_suspect
-    assert not peer.heard(3.2)
+    assert not peer.heard(7.1)
 
 
-def test_heartbeats_keep_a_peer_trusted() -> None:
+def test_a_peer_that_talks_costs_one_look_in_suspect_s() -> None:
+    peer, num_looks = watch(), 0
+    for tick in range(1, 101):
+        now = float(tick)
+        while peer.look_at <= now:
+            assert not peer.check(peer.look_at)
+            num_looks += 1
+        peer.heard(now)
+    assert num_looks <= 100
+
+
+@pytest.mark.parametrize("heard_at", [0.0, 0.3, 1.0, 1.9, 2.2])
+def test_silence_is_seen_in_time_whenever_it_began(heard_at: float) -> None:
     peer = watch()
-    for tick in range(1, 100):
-        peer.heard(tick * 0.5 - 0.1)
-        assert not peer.check(tick * 0.5)
+    while peer.look_at < heard_at:
+        peer.check(peer.look_at)
+    peer.heard(heard_at)
+    while not peer.is_suspect:
+        looked_at = peer.look_at
+        peer.check(looked_at)
+    assert looked_at <= heard_at + 2.5
+    assert looked_at >= heard_at + 2.0
+
+
+def test_silence_after_a_suspicion_is_seen_in_time_too() -> None:
+    peer = watch()
+    while not peer.is_suspect:
+        peer.check(peer.look_at)
+    peer.heard(3.0)
+    while not peer.is_suspect:
+        looked_at = peer.look_at
+        peer.check(looked_at)
+    assert 5.0 <= looked_at <= 5.5
 
 
 def test_our_own_standstill_is_not_the_peers_silence() -> None:
     peer = watch()
-    assert not peer.check(0.5)
-    assert not peer.check(10.5)  # our loop stood still for 9.5 s
-    assert not peer.check(11.0)
-    assert not peer.check(11.5)
+    assert not peer.check(11.5)  # our loop stood still for 9.5 s
+    assert peer.look_at == 12.0, "time to read what came meanwhile"
     assert peer.check(12.0)
+
+
+def test_a_standstill_does_not_excuse_later_silence() -> None:
+    peer = watch()
+    peer.heard(11.5)  # read first, when our loop went on
+    assert not peer.check(11.5)
+    assert peer.look_at == 13.5
+    assert not peer.check(13.5)
+    assert peer.check(14.0)
