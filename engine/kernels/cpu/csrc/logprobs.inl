@@ -1,8 +1,7 @@
 // Log-probabilities of unmodified logits, and the most likely tokens.
 #pragma once
 
-#include "top_k.inl"
-#include "top_p.inl"
+#include "filters.inl"
 
 namespace {
 

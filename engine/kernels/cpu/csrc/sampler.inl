@@ -5,27 +5,13 @@
 // least score, and the next one judges what is above.
 #pragma once
 
+#include "filters.inl"
 #include "gumbel.inl"
 #include "logprobs.inl"
 #include "penalties.inl"
 #include "survey.inl"
-#include "top_k.inl"
-#include "top_p.inl"
 
 namespace {
-
-// The least score that min_p, top_k and top_p keep, in this order.
-float least_kept(const float* scores, int32_t vocab_size, const Survey& survey, const SampleRow& row,
-                 float* scratch) {
-  float least = kNothing;
-  if (row.min_p >= 0x1p-126f) least = survey.best + log_f32(row.min_p);
-  if (row.top_k > 0 && row.top_k < vocab_size) {
-    const float kth = kth_largest(scores, vocab_size, survey, row.top_k, scratch);
-    if (kth > least) least = kth;
-  }
-  if (row.top_p < 1.0f) least = nucleus(scores, vocab_size, survey, row.top_p, least, scratch);
-  return least;
-}
 
 int32_t draw(float* logits, int32_t vocab_size, const SampleRow& row, float* maxima, float* scratch) {
   const Survey survey = scale_and_survey(logits, vocab_size, row.inverse_temperature, maxima);

@@ -91,20 +91,11 @@ int32_t likeliest(const float* scores, int32_t size, const Survey& survey) {
   return 0;
 }
 
-// Copies scores of at least `least`, in their order; returns how many, or -1 if more than `room`.
-int32_t gather_at_least(const float* scores, int32_t size, const Survey& survey, float least, float* to,
-                        int32_t room) {
+int32_t count_at_least(const float* scores, int32_t size, float least) {
   const F32x16 bound = splat(least);
   int32_t count = 0;
-  for (int32_t block = 0; block < survey.num_blocks; ++block) {
-    if (!has_at_least(survey, block, bound)) continue;
-    const int32_t end = smaller((block + 1) * survey.block_size, size);
-    for (int32_t at = block * survey.block_size; at < end; at += kLanes) {
-      uint32_t found = mask_at_least(load_scores(scores + at, size - at), bound);
-      if (count + __builtin_popcount(found) > room) return -1;
-      for (; found != 0; found &= found - 1) to[count++] = scores[at + __builtin_ctz(found)];
-    }
-  }
+  for (int32_t at = 0; at < size; at += kLanes)
+    count += __builtin_popcount(mask_at_least(load_scores(scores + at, size - at), bound));
   return count;
 }
 
