@@ -131,8 +131,7 @@ void soften(const Segment& segment, Visible visible, float* scores, const RowSta
     if (lanes.first > 0 || lanes.last < kLanes) weight = select_lanes(weight, lanes.first, lanes.last, 0.0f);
     total = add(total, weight);
     if constexpr (type == KvType::kInt8) {
-      const float* scales = segment.value_scales[g];
-      weight = mul(weight, segment.tokens[g] == kLanes ? load(scales) : load_some(scales, segment.tokens[g]));
+      weight = mul(weight, load(segment.value_scales[g]));
     }
     store(scores + g * kLanes, weight);
   }
