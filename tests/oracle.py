@@ -15,7 +15,7 @@ from transformers.initialization import no_init_weights
 from deploy.model_path import resolve_model
 from engine.models.read_spec import read_spec
 from engine.models.spec import ModelSpec
-from engine.models.weights import open_weights
+from engine.models.torch_weights import open_tensors
 
 REFERENCE_MARGIN = 1e-3
 """Arg-max must agree wherever the reference's two best logits are further apart."""
@@ -33,7 +33,7 @@ class Oracle:
         torch.set_num_threads(1)
         self.path = path
         self.spec = read_spec(path)
-        self._model = build_reference(self.spec, open_weights(self.spec, path))
+        self._model = build_reference(self.spec, open_tensors(self.spec, path))
 
     @torch.inference_mode()
     def reference_logits(self, token_ids: list[int], last: int = 0) -> Tensor:

@@ -30,15 +30,15 @@ from engine.executor.prompt_scoring import PromptScoring
 from engine.executor.slot_state import SlotState
 from engine.executor.step_inputs import ModelTables, StepInputs, build_inputs
 from engine.executor.step_rows import arrange
-from engine.kernels.cpu_features import cpu_flags, instruction_set, weights_dtype
+from engine.kernels.cpu_features import cpu_flags, instruction_set, torch_weights
 from engine.kernels.host_device import StepBuffer, to_device
 from engine.kernels.paged_kv import PagedKv
 from engine.kernels.reference import ReferenceKernels
-from engine.kernels.rope import rope_tables
+from engine.kernels.rope import rope_tables, torch_frequencies
 from engine.models.llama import compile_program
-from engine.models.rope_frequencies import attention_factor, rope_frequencies
+from engine.models.rope_frequencies import attention_factor
 from engine.models.spec import ModelSpec
-from engine.models.weights import open_weights
+from engine.models.torch_weights import open_tensors
 from engine.sampling.sampler import SampleRow, Sequences, sample
 
 
@@ -83,18 +83,19 @@ class TorchExecutor:
             msg = f"blocks in {self._pool.device.type} memory: steps on {config.device} need theirs"
             raise ValueError(msg)
         flags = cpu_flags()
-        weights = weights_dtype(config.weights, self._device, flags)
+        name = torch_weights(config.weights, config.device, flags)
+        weights = torch.float32 if name == "f32" else torch.bfloat16
         self._kernels = ReferenceKernels(weights, self._pool.dtype, self._device)
         with torch.inference_mode():
             self._program = CompiledProgram(
-                compile_program(spec), self._kernels, open_weights(spec, path), self._device
+                compile_program(spec), self._kernels, open_tensors(spec, path), self._device
             )
         max_tokens = min(spec.max_positions, num_blocks * layout.block_size) + 1
         self._slots = SlotState(config.max_slots, max_tokens, layout, self._device)
         self._tables = ModelTables(
             *rope_tables(
                 max_tokens,
-                rope_frequencies(spec.head_dim, spec.rope_theta, spec.rope_scaling),
+                torch_frequencies(spec.head_dim, spec.rope_theta, spec.rope_scaling),
                 attention_factor(spec.rope_scaling),
                 self._device,
             ),
@@ -107,7 +108,6 @@ class TorchExecutor:
         self._steps: deque[PendingStep] = deque()
         self._next = 0
         kv = layout.layers[0].dtype.value
-        name = "f32" if weights == torch.float32 else "bf16"
         self._numerics = (
             f"torch-{torch.__version__}/{self._device.type}-{instruction_set(flags)}/"
             f"weights-{name}/kv-{kv}/tp-1"

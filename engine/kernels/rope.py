@@ -5,6 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.models.rope_frequencies import exponents, rope_frequencies
+from engine.models.rope_scaling import RopeScaling
+
+
+def torch_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """Return float32 [head_dim / 2], radians a position; powers as torch rounds them."""
+    powers = theta ** torch.as_tensor(exponents(head_dim))
+    return torch.as_tensor(rope_frequencies(head_dim, theta, scaling, powers.numpy()))
+
 
 def rope_tables(
     max_positions: int, frequencies: Tensor, factor: float, device: torch.device

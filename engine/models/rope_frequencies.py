@@ -1,14 +1,16 @@
 """The rotary frequencies of a model, scaled, in float32 as transformers computes them.
 
-At position 8,191 another rounding moves an angle by 5e-4, so the steps are the reference's own.
+At position 8,191 another rounding moves an angle by 5e-4, so the steps are the reference's own: a
+scalar over an array is its reciprocal times the scalar there, and here. Only powers are left to the
+caller: libraries round them differently in the last bit.
 """
 
 from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from engine.models.rope_scaling import (
     FrequencyDivisors,
@@ -18,30 +20,41 @@ from engine.models.rope_scaling import (
     YarnScaling,
 )
 
+Floats = npt.NDArray[np.float32]
 
-def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+
+def rope_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None, powers: Floats | None = None
+) -> Floats:
     """Return float32 [head_dim / 2], radians a position.
 
     Args:
         head_dim: even.
         theta: base of the frequencies (Su et al. 2021).
         scaling: None for the plain ones.
+        powers: float32, theta ** `exponents(head_dim)`; by default the correctly rounded ones.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    powers = theta**exponents
-    plain = 1.0 / powers
+    if powers is None:
+        base = np.float64(np.float32(theta))
+        powers = (base ** exponents(head_dim).astype(np.float64)).astype(np.float32)
+    plain = _reciprocal(powers)
     match scaling:
         case None:
             return plain
         case LinearScaling(factor=factor):
-            return plain / factor
+            return plain / np.float32(factor)
         case Llama3Scaling():
             return _llama3(plain, scaling)
         case YarnScaling(factor=factor):
-            kept = 1 - _yarn_ramp(head_dim, theta, scaling)
-            return 1.0 / (factor * powers) * (1 - kept) + plain * kept
+            kept = np.float32(1) - _yarn_ramp(head_dim, theta, scaling)
+            return _reciprocal(np.float32(factor) * powers) * (np.float32(1) - kept) + plain * kept
         case FrequencyDivisors(divisors=divisors):
-            return plain / torch.tensor(divisors, dtype=torch.float32)
+            return plain / np.array(divisors, np.float32)
+
+
+def exponents(head_dim: int) -> Floats:
+    """Return float32 [head_dim / 2]: what the base is raised to."""
+    return np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
 
 
 def attention_factor(scaling: RopeScaling | None) -> float:
@@ -49,18 +62,24 @@ def attention_factor(scaling: RopeScaling | None) -> float:
     return scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
 
 
-def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    original, factor = scaling.original_positions, scaling.factor
-    wavelength = 2 * math.pi / plain
-    long = wavelength > original / low
-    scaled = torch.where(long, plain / factor, plain)
-    smooth = (original / wavelength - low) / (high - low)
+def _reciprocal(x: Floats) -> Floats:
+    return np.float32(1.0) / x
+
+
+def _llama3(plain: Floats, scaling: Llama3Scaling) -> Floats:
+    low = np.float32(scaling.low_freq_factor)
+    original, factor = scaling.original_positions, np.float32(scaling.factor)
+    wavelength = _reciprocal(plain) * np.float32(2 * math.pi)
+    long = wavelength > np.float32(original / scaling.low_freq_factor)
+    short = wavelength < np.float32(original / scaling.high_freq_factor)
+    scaled = np.where(long, plain / factor, plain)
+    turns = _reciprocal(wavelength) * np.float32(original)
+    smooth = (turns - low) / np.float32(scaling.high_freq_factor - scaling.low_freq_factor)
     mixed = (1 - smooth) * scaled / factor + smooth * scaled
-    return torch.where(~(wavelength < original / high) & ~long, mixed, scaled)
+    return np.where(~short & ~long, mixed, scaled)
 
 
-def _yarn_ramp(head_dim: int, theta: float, scaling: YarnScaling) -> Tensor:
+def _yarn_ramp(head_dim: int, theta: float, scaling: YarnScaling) -> Floats:
     """Return 0 where a frequency is kept to 1 where it is divided, [head_dim / 2]."""
 
     def dimension(rotations: float) -> float:
@@ -74,5 +93,5 @@ def _yarn_ramp(head_dim: int, theta: float, scaling: YarnScaling) -> Tensor:
     first, last = max(first, 0), min(last, head_dim - 1)
     if first == last:
         last += 0.001  # the reference's own way around a division by zero
-    steps = (torch.arange(head_dim // 2, dtype=torch.float32) - first) / (last - first)
-    return steps.clamp(0, 1)
+    steps = np.arange(head_dim // 2, dtype=np.float32) - np.float32(first)
+    return np.clip(steps / np.float32(last - first), 0, 1)

@@ -1,6 +1,7 @@
 """A model file's weights under Hugging Face's names, read one by one as they are asked for.
 
-So a model never stands in memory twice: what an op has packed, nobody else holds.
+So a model never stands in memory twice: what an op has packed, nobody else holds. Bytes stay as the
+file has them: whoever packs a weight wants one file's blocks as they are, and another's as float32.
 """
 
 from __future__ import annotations
@@ -8,12 +9,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
-import torch
-from safetensors import safe_open
-from torch import Tensor
+import numpy.typing as npt
 
 from core.errors import ModelError
 from engine.models.dequantize import dequantize
@@ -24,9 +23,31 @@ from engine.models.safetensors_file import read_tensors, shard_paths
 from engine.models.spec import ModelSpec
 from engine.models.tensor_shapes import difference
 
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 
-class Weights(Mapping[str, Tensor]):
-    """Tensors on the CPU by name; each is made anew when it is asked for.
+
+class StoredWeight(msgspec.Struct, frozen=True):
+    """One tensor as its file has it.
+
+    Attributes:
+        dtype: the file format's name of the element or block type ("BF16", "Q4_1").
+        shape: rows first.
+        raw: uint8 [rows, bytes a row]; a vector's rows are its elements. A view of the mapped file
+            where it can be.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    raw: Bytes
+
+    def float32(self) -> Floats:
+        """Return the values, float32 of `shape`, a new array."""
+        return dequantize(np.ascontiguousarray(self.raw).reshape(-1), self.dtype, self.shape)
+
+
+class Weights(Mapping[str, StoredWeight]):
+    """Weights by name; each is read anew when it is asked for.
 
     Attributes:
         tensors: what is there, from the files' headers.
@@ -36,7 +57,7 @@ class Weights(Mapping[str, Tensor]):
         self.tensors = tensors
 
     @abstractmethod
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> StoredWeight:
         """Read one."""
 
     def __iter__(self) -> Iterator[str]:
@@ -49,8 +70,7 @@ class Weights(Mapping[str, Tensor]):
 def open_weights(spec: ModelSpec, path: Path) -> Weights:
     """Return every weight of the model, none of them read yet.
 
-    GGUF tensors are dequantized to float32; safetensors keep their element type. Linear weights are
-    [out_features, in_features].
+    Linear weights are [out_features, in_features].
 
     Args:
         spec: what `read_spec(path)` returned.
@@ -69,21 +89,20 @@ def open_weights(spec: ModelSpec, path: Path) -> Weights:
 
 
 class _ShardWeights(Weights):
-    """Safetensors files; their tensors are views of the mapped files."""
+    """Safetensors files."""
 
     def __init__(self, directory: Path) -> None:
         tensors: dict[str, TensorInfo] = {}
-        self._shards: dict[str, Path] = {}
+        self._files: dict[str, Bytes] = {}
         for shard in shard_paths(directory):
+            data = np.memmap(shard, np.uint8, "r")
             for tensor in read_tensors(shard):
                 tensors[tensor.name] = tensor
-                self._shards[tensor.name] = shard
+                self._files[tensor.name] = data
         super().__init__(tensors)
 
-    def __getitem__(self, name: str) -> Tensor:
-        opened: Any = safe_open(self._shards[name], framework="pt")
-        with opened as file:
-            return file.get_tensor(name)
+    def __getitem__(self, name: str) -> StoredWeight:
+        return _stored(self.tensors[name], self._files[name])
 
 
 class _GgufWeights(Weights):
@@ -100,24 +119,28 @@ class _GgufWeights(Weights):
                 tensors[name] = tensor
         super().__init__(tensors)
 
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = self.tensors[name]
-        raw = np.asarray(self._data[tensor.offset : tensor.offset + tensor.num_bytes])
-        weight = torch.as_tensor(dequantize(raw, tensor.dtype, tensor.shape))
-        if self._permuted and (".q_proj." in name or ".k_proj." in name):
-            weight = unpermute_rows(weight, self._head_dim)
-        return weight
+    def __getitem__(self, name: str) -> StoredWeight:
+        weight = _stored(self.tensors[name], self._data)
+        if not self._permuted or not (".q_proj." in name or ".k_proj." in name):
+            return weight
+        return msgspec.structs.replace(weight, raw=unpermute_rows(weight.raw, self._head_dim))
 
 
-def unpermute_rows(weight: Tensor, head_dim: int) -> Tensor:
+def _stored(tensor: TensorInfo, data: Bytes) -> StoredWeight:
+    raw = np.asarray(data[tensor.offset : tensor.offset + tensor.num_bytes])
+    num_rows = tensor.shape[0] if tensor.shape else 1
+    return StoredWeight(tensor.dtype, tensor.shape, raw.reshape(num_rows, -1))
+
+
+def unpermute_rows(rows: npt.NDArray[np.uint8], head_dim: int) -> npt.NDArray[np.uint8]:
     """Undo llama.cpp's row order of Q and K.
 
     Its RoPE rotates neighbouring pairs, so its converter interleaved the two halves of each head:
     stored row 2 i + j of a head is row j * head_dim / 2 + i here.
 
     Args:
-        weight: [heads * head_dim, in_features], or a bias, [heads * head_dim].
+        rows: [heads * head_dim, bytes a row], whole blocks of any type.
         head_dim: rows a head.
     """
-    pairs = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])
-    return pairs.transpose(1, 2).reshape(weight.shape)
+    pairs = rows.reshape(-1, head_dim // 2, 2, rows.shape[1])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -86,7 +86,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
         return torch.empty(num_bytes // dtype.itemsize, dtype=dtype)
 
     monkeypatch.setattr("tests.step_driver.read_spec", lambda _: EVERY_PART)
-    monkeypatch.setattr(torch_executor, "open_weights", fake_weights)
+
+    def fake_frequencies(head_dim: int, *_: object) -> Tensor:
+        return torch.empty(head_dim // 2)
+
+    monkeypatch.setattr(torch_executor, "open_tensors", fake_weights)
+    monkeypatch.setattr(torch_executor, "torch_frequencies", fake_frequencies)
     monkeypatch.setattr(paged_kv, "elements_of", fake_elements)
     monkeypatch.setattr(reference, "pack_linear", PlainLinear)  # as on a device
     with FakeTensorMode():

@@ -9,11 +9,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from core.errors import ConfigError
 from core.ids import BlockId, SlotId
 from core.kv_layout import KvDtype, KvLayout, LayerLayout, block_major
 from engine.executor.interface import SlotWork
 from engine.executor.step_rows import arrange
-from engine.kernels.cpu_features import cpu_flags, instruction_set, weights_dtype
+from engine.kernels.cpu_features import cpu_flags, instruction_set, torch_weights
 from engine.kernels.paged_kv import PagedKv
 from kv_transfer.region import HostRegion
 
@@ -21,12 +22,15 @@ CPU = torch.device("cpu")
 
 
 def test_bf16_only_where_the_processor_multiplies_it() -> None:
-    assert weights_dtype("auto", CPU, frozenset({"avx512f"})) == torch.float32
-    assert weights_dtype("auto", CPU, frozenset({"avx512f", "avx512_bf16"})) == torch.bfloat16
-    assert weights_dtype("auto", CPU, frozenset({"amx_bf16"})) == torch.bfloat16
-    assert weights_dtype("auto", torch.device("cuda:0"), frozenset()) == torch.bfloat16
-    assert weights_dtype("f32", CPU, frozenset({"avx512_bf16"})) == torch.float32
-    assert weights_dtype("bf16", CPU, frozenset()) == torch.bfloat16
+    assert torch_weights("auto", "cpu", frozenset({"avx512f"})) == "f32"
+    assert torch_weights("auto", "cpu", frozenset({"avx512f", "avx512_bf16"})) == "bf16"
+    assert torch_weights("auto", "cpu", frozenset({"amx_bf16"})) == "bf16"
+    assert torch_weights("auto", "cuda:0", frozenset()) == "bf16"
+    assert torch_weights("f32", "cpu", frozenset({"avx512_bf16"})) == "f32"
+    assert torch_weights("bf16", "cpu", frozenset()) == "bf16"
+    for choice in ("int8", "native"):
+        with pytest.raises(ConfigError, match=rf"engine\.weights = '{choice}': needs the native"):
+            torch_weights(choice, "cpu", frozenset())
 
 
 def test_flags_as_linux_lists_them(tmp_path: Path) -> None:

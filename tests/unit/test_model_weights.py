@@ -20,7 +20,8 @@ from engine.models.gguf_file import TENSOR_TYPES, read_header
 from engine.models.gguf_names import hugging_face_name
 from engine.models.llama import compile_program
 from engine.models.tensor_shapes import expected_shapes
-from engine.models.weights import Weights, open_weights, unpermute_rows
+from engine.models.torch_weights import open_tensors
+from engine.models.weights import open_weights, unpermute_rows
 from tests.tiny_gguf import finish
 from tests.tiny_models import tiny_spec
 
@@ -116,15 +117,14 @@ def test_rows_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
         read_header(path)
 
 
-@pytest.mark.parametrize("width", [(), (5,)])
-def test_unpermute_undoes_llama_cpps_permutation(width: tuple[int, ...]) -> None:
+def test_unpermute_undoes_llama_cpps_permutation() -> None:
     heads, head_dim = 3, 8
-    weight = torch.randn(heads * head_dim, *width)
+    rows = np.random.default_rng(0).integers(0, 256, (heads * head_dim, 5), np.uint8)
     # As in llama.cpp's convert_hf_to_gguf.py, LlamaModel.permute.
-    halves = weight.view(heads, 2, head_dim // 2, *width)
-    permuted = halves.swapaxes(1, 2).reshape(weight.shape)
-    assert torch.equal(unpermute_rows(permuted, head_dim), weight)
-    assert not torch.equal(permuted, weight)
+    halves = rows.reshape(heads, 2, head_dim // 2, 5)
+    permuted = halves.swapaxes(1, 2).reshape(rows.shape)
+    assert (unpermute_rows(permuted, head_dim) == rows).all()
+    assert not (permuted == rows).all()
 
 
 @pytest.mark.parametrize(
@@ -185,17 +185,22 @@ def test_tensors_that_say_nothing_new_are_taken(tmp_path: Path) -> None:
 def test_safetensors_keep_their_element_type(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = {name: torch.randn(tensor.shape).to(dtype) for name, tensor in zeros().items()}
     save_file(tensors, tmp_path / "model.safetensors")
-    opened = open_weights(tiny_spec(), tmp_path)
+    opened = open_tensors(tiny_spec(), tmp_path)
     assert set(opened) == set(tensors)
+    assert all(opened[name].dtype == dtype for name in tensors)
     assert all(torch.equal(opened[name], tensor) for name, tensor in tensors.items())
+    stored = open_weights(tiny_spec(), tmp_path)
+    assert all(
+        torch.equal(torch.as_tensor(stored[n].float32()), tensors[n].float()) for n in tensors
+    )
 
 
 def test_each_weight_is_read_once_and_none_is_kept(tmp_path: Path) -> None:
     """Or a model would stand in memory twice while it loads. The tied table serves two ops."""
 
-    class Counted(Weights):
+    class Counted(dict[str, Tensor]):
         def __init__(self) -> None:
-            super().__init__(opened.tensors)
+            super().__init__(opened)
             self.asked: list[str] = []
 
         def __getitem__(self, name: str) -> Tensor:
@@ -203,7 +208,7 @@ def test_each_weight_is_read_once_and_none_is_kept(tmp_path: Path) -> None:
             return opened[name]
 
     save_file(zeros(), tmp_path / "model.safetensors")
-    opened = open_weights(tiny_spec(), tmp_path)
+    opened = open_tensors(tiny_spec(), tmp_path)
     counted, cpu = Counted(), torch.device("cpu")
     kernels = ReferenceKernels(torch.float32, torch.float32, cpu)
     CompiledProgram(compile_program(tiny_spec()), kernels, counted, cpu)

@@ -35,7 +35,7 @@ DT_INLINE void pack_bf16(const Matrix& to, Place at, const float* row) {
 }
 
 // Largest magnitude of row[0 .. count).
-DT_INLINE float largest_magnitude(const float* row, int count) {
+DT_INLINE float largest_in_row(const float* row, int count) {
   float largest = 0.0f;
   for (int k = 0; k < count; ++k) largest = __builtin_fabsf(row[k]) > largest ? __builtin_fabsf(row[k]) : largest;
   return largest;
@@ -46,7 +46,7 @@ DT_INLINE void pack_int8(const Matrix& to, Place at, const float* row) {
   auto* scales = static_cast<float*>(const_cast<void*>(to.scales));
   for (int first = 0, group = 0; first < to.in_features; first += kInt8Group, ++group) {
     const int count = to.in_features - first < kInt8Group ? to.in_features - first : kInt8Group;
-    const float largest = largest_magnitude(row + first, count);
+    const float largest = largest_in_row(row + first, count);
     const bool is_zero = largest < kSmallestGroup;
     scales[scales_at(to, at.panel, group) + at.lane] = is_zero ? 0.0f : largest / kLargestQuant;
     const float inverse = is_zero ? 0.0f : kLargestQuant / largest;
