@@ -84,9 +84,9 @@ class RouterApp:
         origins = context.config.http.allow_origins
         self._entry: AsgiApp = Cors(self._gate, origins) if origins else self._gate
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request."""
-        await self._entry(scope, receive, send)
+        return self._entry(scope, receive, send)
 
     def abort_all(self) -> None:
         """End all generations with 503, or an error event."""

@@ -16,6 +16,9 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 JSON = (b"content-type", b"application/json")
 
+WHEN_GONE = "dovetail.when_gone"
+"""The server's own word in a scope: see `Exchange.when_gone`."""
+
 
 class ClientGone(Exception):  # noqa: N818 - a state of the connection, no error of ours
     """The client left before its answer was complete."""

@@ -2,14 +2,13 @@
 
     body -> fields -> template, tokens -> Generation -> Delta -> spliced bytes
 
-Beside the work a task waits for the client to leave, and then cancels the work. A request that ends
-in any way ends its generation, at once.
+The server says when the client leaves, and that cancels the work. A request that ends in any way
+ends its generation, at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +23,7 @@ from router.api.requests import ChatRequest, CompletionRequest, read_chat, read_
 from router.dispatch.interface import Disaggregate
 from router.web.asgi import (
     JSON,
+    WHEN_GONE,
     ClientGone,
     Headers,
     Receive,
@@ -44,6 +44,7 @@ from router.web.prepare import Prepared, Wishes, prepare
 
 _log = logging.getLogger(__name__)
 
+WhenGone = Callable[[Callable[[], None] | None], None]
 Read = Callable[[Mapping[str, Any], Vocabulary], ChatRequest | CompletionRequest]
 
 READERS: Mapping[str, Read] = {
@@ -66,7 +67,13 @@ class CompletionsEndpoint:
         exchange = _Exchange(self._context, self._read, scope, send)
         work = asyncio.current_task()
         assert work is not None
-        gone = asyncio.create_task(_cancel_when_gone(receive, work, exchange))
+
+        def cancel() -> None:
+            if not exchange.has_answered:
+                work.cancel(_CLIENT_GONE)
+
+        when_gone: WhenGone = scope[WHEN_GONE]
+        when_gone(cancel)
         self._tasks.add(work)
         try:
             await exchange.run(body)
@@ -76,7 +83,7 @@ class CompletionsEndpoint:
             work.uncancel()
             raise ClientGone from None
         finally:
-            gone.cancel()
+            when_gone(None)
             self._tasks.discard(work)
 
     def abort_all(self) -> None:
@@ -87,15 +94,6 @@ class CompletionsEndpoint:
 
 _STOPPING = "the router stops"
 _CLIENT_GONE = "the client is gone"
-
-
-async def _cancel_when_gone(
-    receive: Receive, work: asyncio.Task[None], exchange: _Exchange
-) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    if not exchange.has_answered:
-        work.cancel(_CLIENT_GONE)
 
 
 class _Exchange:
@@ -229,13 +227,12 @@ class _Exchange:
         params = generation.prepared.params
         started: set[int] = set()
         parts: list[bytes] = []
-        async with contextlib.aclosing(generation.deltas()) as arrivals:
-            async for deltas in arrivals:
-                if self._state == "waiting":
-                    self._enter("streaming")
-                parts = self._chunks(generation, answer, deltas, started)
-                if parts and not generation.has_finished:
-                    await stream.write(b"".join(parts))
+        while (deltas := await generation.next_deltas()) is not None:
+            if self._state == "waiting":
+                self._enter("streaming")
+            parts = self._chunks(generation, answer, deltas, started)
+            if parts and not generation.has_finished:
+                await stream.write(b"".join(parts))
         if params.include_usage:
             parts.append(answer.usage_chunk(generation.usage(), self._trace(generation)))
         self.has_answered = True
@@ -268,12 +265,11 @@ class _Exchange:
         self, generation: Generation, answer: AnswerFormat, headers: Headers
     ) -> None:
         collected = [_Collected() for _ in generation.samples]
-        async with contextlib.aclosing(generation.deltas()) as arrivals:
-            async for deltas in arrivals:
-                if self._state == "waiting":
-                    self._enter("streaming")
-                for index, delta in deltas:
-                    collected[index].add(delta)
+        while (deltas := await generation.next_deltas()) is not None:
+            if self._state == "waiting":
+                self._enter("streaming")
+            for index, delta in deltas:
+                collected[index].add(delta)
         choices = [
             Choice(position, collected[index].whole(), generation.prompt_of(index))
             for position, index in enumerate(_best(generation))
@@ -294,6 +290,8 @@ class _Collected:
 
     def whole(self) -> Delta:
         deltas = self._deltas
+        if len(deltas) == 1:
+            return deltas[0]
         return Delta(
             "".join([delta.text for delta in deltas]),
             tuple(token_id for delta in deltas for token_id in delta.token_ids),

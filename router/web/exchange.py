@@ -2,7 +2,7 @@
 
     head -> receive: body parts ... -> send: head, body parts ... -> answered
                  '-> cut off: the body is malformed, late or ended early; an answer may still arrive
-    lost, at any time: the client is gone, `receive` says so, what is sent goes nowhere
+    lost, at any time: the client is gone (`receive`, `when_gone`), what is sent goes nowhere
 
 The application gives status, headers and body; how the answer is framed is decided here, so
 `content-length`, `transfer-encoding`, `connection` and `date` are not its business.
@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from core.errors import RequestError
-from router.web.asgi import AsgiApp, Message, Scope
+from router.web.asgi import WHEN_GONE, AsgiApp, Message, Scope
 from router.web.errors import error_body, error_headers, internal_error
 from router.web.request_parser import RequestHead
 
@@ -81,6 +82,7 @@ class Exchange:
         "_is_read",
         "_keeps_alive",
         "_news",
+        "_on_gone",
         "_probe",
         "_wire",
         "is_complete",
@@ -96,6 +98,7 @@ class Exchange:
         self._expects_continue = head.expects_continue
         self._body = bytearray()
         self._news: asyncio.Future[None] | None = None
+        self._on_gone: Callable[[], None] | None = None
         self._is_read = False  # the application has the whole body
         self._cut_off_by: RequestError | None = None
         self._is_lost = False
@@ -137,6 +140,8 @@ class Exchange:
         """The client is gone."""
         self._is_lost = True
         self._wake()
+        if self._on_gone is not None:
+            self._on_gone()
 
     def close_after(self) -> None:
         """No other request follows this one."""
@@ -157,7 +162,8 @@ class Exchange:
     async def run(self) -> None:
         """Have the application answer it."""
         try:
-            await self._app(self.scope, self.receive, self.send)
+            scope = {**self.scope, WHEN_GONE: self.when_gone}  # in its own it were a cycle
+            await self._app(scope, self.receive, self.send)
         except Exception:  # noqa: BLE001 - the border: a 500 for the client, the trace for the log
             _log.exception("the application failed")
             await self._fail()
@@ -173,6 +179,11 @@ class Exchange:
             await self.send({"type": "http.response.body", "body": error_body(error)})
 
     # -- the application's side ------------------------------------------------------------------
+
+    def when_gone(self, call: Callable[[], None] | None) -> None:
+        """Call this, which must not fail, when the client is found to be gone; None: no longer. Not
+        ASGI's way, which takes a task that waits in `receive` beside every request."""
+        self._on_gone = call
 
     async def receive(self) -> Message:
         """Return `http.request` until the body ended, then `http.disconnect` when the client is

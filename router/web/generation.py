@@ -7,14 +7,14 @@ Whatever happens, `close` ends every stream, so that workers free what they hold
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from core.errors import RequestError
 from core.lifetime import Duration, RequestTrace, Stamp
 from core.request import FinishReason, TokenUpdate
 from router.api.answers import Delta, Prompt, Usage
 from router.dispatch.interface import TokenStream
+from router.web.arrivals import arrivals_of
 from router.web.context import ApiContext
 from router.web.prepare import Prepared
 from router.web.sample import Sample
@@ -22,11 +22,9 @@ from router.web.sample import Sample
 Deltas = list[tuple[int, Delta]]
 """(choice index, what it got); choices are numbered through all prompts."""
 
-_Arrival = tuple[int, Sequence[TokenUpdate] | None, Exception | None]
-
 
 class Generation:
-    """Starts every prompt; iterate `deltas` to its end, then `close` (after an error too).
+    """Starts every prompt; take `next_deltas` to the end, then `close` (after an error too).
 
     Attributes:
         samples: one a choice.
@@ -53,7 +51,8 @@ class Generation:
                 self._streams.append(context.dispatcher.start(request, lifetime))
         finally:
             if len(self._streams) < len(prepared.requests):
-                self.close(FinishReason.ERROR)
+                self._end_open(FinishReason.ERROR)
+        self._arrivals = arrivals_of(self._streams)
 
     @property
     def has_finished(self) -> bool:
@@ -82,52 +81,18 @@ class Generation:
         """Return each prompt's path, None where no worker told it yet."""
         return [stream.trace for stream in self._streams]
 
-    async def deltas(self) -> AsyncGenerator[Deltas, None]:
-        """Yield what comes together, until every sample has ended.
+    async def next_deltas(self) -> Deltas | None:
+        """Return what comes together next; None once every sample has ended.
 
         Raises:
             RequestError: a prompt cannot be finished.
         """
-        if len(self._streams) == 1:
-            async for updates in self._streams[0]:
-                yield self._take(0, updates)
-                if self.has_finished:
-                    return
-            self._require_end(0)
-            return
-        async for prompt_index, updates in self._merged():
-            yield self._take(prompt_index, updates)
-
-    async def _merged(self) -> AsyncGenerator[tuple[int, Sequence[TokenUpdate]], None]:
-        """A task a prompt reads its stream into one queue; its end, or its error, comes last.
-
-        The queue is short: what a slow client has not taken waits in the streams, compactly.
-        """
-        arrivals: asyncio.Queue[_Arrival] = asyncio.Queue(maxsize=1)
-
-        async def pump(prompt_index: int) -> None:
-            try:
-                async for updates in self._streams[prompt_index]:
-                    await arrivals.put((prompt_index, updates, None))
-            except Exception as error:  # noqa: BLE001 - raised again where the queue is read
-                await arrivals.put((prompt_index, None, error))
-            else:
-                await arrivals.put((prompt_index, None, None))
-
-        pumps = [asyncio.create_task(pump(at)) for at in range(len(self._streams))]
-        try:
-            while self._open:
-                prompt_index, updates, error = await arrivals.get()
-                if error is not None:
-                    raise error
-                if updates is None:
-                    self._require_end(prompt_index)
-                else:
-                    yield prompt_index, updates
-        finally:
-            for task in pumps:
-                task.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+        while self._open:
+            prompt_index, updates = await self._arrivals.take()
+            if updates is not None:
+                return self._take(prompt_index, updates)
+            self._require_end(prompt_index)
+        return None
 
     def _require_end(self, prompt_index: int) -> None:
         if prompt_index in self._open:
@@ -197,6 +162,10 @@ class Generation:
 
     def close(self, reason: FinishReason) -> None:
         """End what is still open, for this reason; idempotent."""
+        self._arrivals.close()
+        self._end_open(reason)
+
+    def _end_open(self, reason: FinishReason) -> None:
         for prompt_index in sorted(self._open):
             self._end(prompt_index, reason)
 

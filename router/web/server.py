@@ -12,7 +12,7 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from email.utils import formatdate
 from typing import Any, Protocol
 
@@ -66,7 +66,7 @@ def listen(host: str, port: int) -> socket.socket:
 class ServedApp(Protocol):
     """An ASGI application that can end what it is doing."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request."""
         ...
 

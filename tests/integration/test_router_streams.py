@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 import httpx
@@ -17,7 +17,7 @@ from core.config import Config, HttpConfig
 from core.errors import RequestError
 from core.request import EngineRequest, FinishReason, TokenUpdate
 from router.web.app import create_app
-from router.web.asgi import Message
+from router.web.asgi import WHEN_GONE, Message
 from router.web.server import ApiServer
 from tests.raw_http import raw_client
 from tests.router_server import ON_UVLOOP, configured, events, serving, smollm2_text, until
@@ -380,7 +380,11 @@ async def test_a_stop_adds_nothing_to_an_answer_whose_end_waits_for_its_client(
         return {"type": "http.request", "body": json.dumps({**CHAT, "stream": stream}).encode()}
 
     received: list[bool] = []
-    scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
+
+    def when_gone(call: Callable[[], None] | None) -> None:
+        """The client stays."""
+
+    scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], WHEN_GONE: when_gone}
     answering = asyncio.create_task(app(scope, receive, send))
     async with asyncio.timeout(60):
         await ends.wait()
