@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from core.clock import next_multiple
+from core.shared_ticks import next_multiple
 
 _RECENT_SHARE = 0.25
 """Of a period: what left so shortly before a heartbeat is due stands for it."""

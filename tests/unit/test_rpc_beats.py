@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from control_plane.rpc.beats import Beats
-from core.clock import next_multiple
+from core.shared_ticks import next_multiple
 
 
 def beats(

@@ -11,11 +11,16 @@ def watch() -> PeerWatch:
     return PeerWatch(heartbeat_s=0.5, suspect_s=2.0, now=0.0)
 
 
+def suspected_at(peer: PeerWatch) -> float:
+    """Look when it asks for it, until it is suspect."""
+    while not peer.check(looked_at := peer.look_at):
+        continue
+    return looked_at
+
+
 def test_suspect_after_silence_told_once_and_taken_back_once() -> None:
     peer = watch()
-    looks: list[tuple[float, bool]] = []
-    for _ in range(4):
-        looks.append((peer.look_at, peer.check(peer.look_at)))
+    looks = [(peer.look_at, peer.check(peer.look_at)) for _ in range(4)]
     assert looks == [(2.0, False), (2.5, True), (4.5, False), (6.5, False)]
     assert peer.is_suspect
     assert peer.heard(7.0)
@@ -40,22 +45,14 @@ def test_silence_is_seen_in_time_whenever_it_began(heard_at: float) -> None:
     while peer.look_at < heard_at:
         peer.check(peer.look_at)
     peer.heard(heard_at)
-    while not peer.is_suspect:
-        looked_at = peer.look_at
-        peer.check(looked_at)
-    assert looked_at <= heard_at + 2.5
-    assert looked_at >= heard_at + 2.0
+    assert heard_at + 2.0 <= suspected_at(peer) <= heard_at + 2.5
 
 
 def test_silence_after_a_suspicion_is_seen_in_time_too() -> None:
     peer = watch()
-    while not peer.is_suspect:
-        peer.check(peer.look_at)
+    assert suspected_at(peer) == 2.5
     peer.heard(3.0)
-    while not peer.is_suspect:
-        looked_at = peer.look_at
-        peer.check(looked_at)
-    assert 5.0 <= looked_at <= 5.5
+    assert 5.0 <= suspected_at(peer) <= 5.5
 
 
 def test_our_own_standstill_is_not_the_peers_silence() -> None:
