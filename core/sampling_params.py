@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below are greedy, as in vLLM."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """The sampler's inputs, under vLLM's names.
@@ -52,6 +55,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
     prompt_logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken and no noise drawn."""
+        return self.temperature < GREEDY_BELOW
 
     def ending_token_ids(self) -> frozenset[int]:
         """Return the ids that end a sample: stop tokens, and EOS unless ignored."""

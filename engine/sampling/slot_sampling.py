@@ -10,9 +10,6 @@ from torch import Tensor
 from core.sampling_params import SamplingParams
 from engine.kernels.host_device import floats_on, integers_on, to_device
 
-GREEDY_BELOW = 1e-5
-"""Temperatures below are greedy, as in vLLM."""
-
 
 class BadWords(NamedTuple):
     """Token sequences that may not be completed, one a row.
@@ -53,7 +50,7 @@ class SlotSampling(NamedTuple):
 
 def resolve(params: SamplingParams, device: torch.device) -> SlotSampling:
     """Precompute what does not change from step to step."""
-    greedy = params.temperature < GREEDY_BELOW
+    greedy = params.is_greedy
     # EOS is masked even where it ends nothing, as in vLLM: min_tokens promises text.
     ending = frozenset(params.stop_token_ids) | frozenset(params.eos_token_ids)
     needs_ending = params.min_tokens > 0 and bool(ending)
