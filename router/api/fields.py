@@ -1,12 +1,14 @@
 """Reads one JSON body field by field; each refusal names the field, the value and what is right.
 
 null stands for "not given", as in the official clients. What nobody has read at the end is unknown.
+Bodies have few of the fields that there are, so tables of readers are looked up by what is there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NoReturn, cast
 
 import msgspec
@@ -62,14 +64,17 @@ class FieldReader:
     """
 
     def __init__(self, body: Mapping[str, Any], prefix: str = "") -> None:
-        self._body = body
+        self._unread = dict(body)
         self._prefix = prefix
-        self._known: set[str] = set()
 
     def raw(self, name: str) -> Any:
-        """Return a field as JSON has it; None where it is missing or null."""
-        self._known.add(name)
-        return self._body.get(name)
+        """Return a field as JSON has it; None where it is missing, null, or was read before."""
+        return self._unread.pop(name, None)
+
+    def read_given(self, readers: Mapping[str, ReadField]) -> dict[str, Any]:
+        """Return the fields of a table that are there, each as its reader has it."""
+        names = [name for name in self._unread if name in readers]
+        return {name: readers[name](self, name) for name in names}
 
     def number(
         self, name: str, default: float, low: float, high: float, *, above_low: bool = False
@@ -150,9 +155,10 @@ class FieldReader:
             refuse(self._prefix + name, value, "an object")
         return cast("dict[str, Any]", value)
 
-    def accept(self, names: Iterable[str]) -> None:
+    def accept(self, names: AbstractSet[str]) -> None:
         """Know fields that cannot change the answer."""
-        self._known.update(names)
+        for name in [name for name in self._unread if name in names]:
+            del self._unread[name]
 
     def refuse_effect(self, harmless: Mapping[str, Sequence[object]]) -> None:
         """Refuse fields that hold anything but null, empty or a harmless value.
@@ -160,18 +166,19 @@ class FieldReader:
         Raises:
             RequestError: 400, `unsupported_parameter`.
         """
-        self._known.update(harmless)
-        body = self._body
-        # Bodies have few fields, and nearly none of these.
-        for name in [name for name in harmless if name in body]:
-            value = body[name]
+        for name in [name for name in self._unread if name in harmless]:
+            value = self._unread.pop(name)
             is_empty = value is None or value in ("", [], {})
             if not is_empty and not any(_same(value, one) for one in harmless[name]):
                 refuse_unsupported(self._prefix + name, value)
 
     def unknown(self) -> list[str]:
         """Return the names of the fields that nobody has read."""
-        return [self._prefix + name for name in self._body if name not in self._known]
+        return [self._prefix + name for name in self._unread]
+
+
+ReadField = Callable[[FieldReader, str], Any]
+"""Reads the field of this name."""
 
 
 def is_token_ids(value: object) -> bool:

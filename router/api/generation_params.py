@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from core.sampling_params import SamplingParams
-from router.api.fields import FieldReader, refuse
+from router.api.fields import FieldReader, ReadField, refuse
 
 MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 64
@@ -19,7 +20,7 @@ _MAX_BAD_WORDS = 1024
 _MAX_BIAS = 100
 _MIN_SEED, _MAX_SEED = -(1 << 63), (1 << 64) - 1
 
-_WITHOUT_EFFECT = (
+_WITHOUT_EFFECT = {
     "user",
     "metadata",
     "store",
@@ -30,7 +31,7 @@ _WITHOUT_EFFECT = (
     "request_id",
     "prediction",
     "spaces_between_special_tokens",
-)
+}
 
 _UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "use_beam_search": (False,),
@@ -80,32 +81,33 @@ class GenerationParams(msgspec.Struct, frozen=True):
         ignored: unknown fields, by name.
     """
 
-    model: str | None
     sampling: SamplingParams
-    has_seed: bool
-    n: int
-    max_tokens: int | None
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    stop: tuple[str, ...]
-    bad_words: tuple[str, ...]
-    include_stop_str_in_output: bool
-    skip_special_tokens: bool
-    truncate_prompt_tokens: int | None
-    return_token_ids: bool
-    logprobs: int | None
-    prompt_logprobs: int | None
-    echo: bool
-    cache_salt: str
-    priority: int
+    model: str | None = None
+    has_seed: bool = False
+    n: int = 1
+    max_tokens: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    cache_salt: str = ""
+    priority: int = 0
     ignored: tuple[str, ...] = ()
 
 
 def read_params(
     reader: FieldReader, vocabulary: Vocabulary, *, logprobs: int | None, echo: bool = False
 ) -> GenerationParams:
-    """Read the shared fields; the caller reads its own and sets `ignored`.
+    """Read the shared fields; the caller reads its own and sets `ignored`. Fields that nobody may
+    set come last, so that few are left to look for them among.
 
     Args:
         logprobs: alternatives that the caller's own field asks for, None for no logprobs.
@@ -114,8 +116,6 @@ def read_params(
     Raises:
         RequestError: 400; names the field, its value and what would be right.
     """
-    reader.accept(_WITHOUT_EFFECT)
-    reader.refuse_effect(_UNSUPPORTED)
     n = reader.integer("n", 1, MAX_SAMPLES) or 1
     best_of = _read_best_of(reader, n)
     max_tokens = _read_max_tokens(reader, least=0 if echo else 1)
@@ -125,35 +125,34 @@ def read_params(
     include_usage, continuous_usage = _read_stream_options(reader, stream=stream)
     asks_logprobs = logprobs is not None or best_of > n
     prompt_logprobs = _read_prompt_logprobs(reader, stream=stream)
-    sampling = msgspec.structs.replace(
-        _read_sampling(reader, vocabulary),
+    seed = reader.integer("seed", _MIN_SEED, _MAX_SEED)
+    sampling = SamplingParams(
         n=best_of,
         logprobs=(logprobs or 0) if asks_logprobs else None,
         prompt_logprobs=_most(prompt_logprobs, logprobs if echo else None),
+        eos_token_ids=vocabulary.eos_token_ids,
+        seed=(seed or 0) & _MAX_SEED,
+        **_read_of_vocabulary(reader, vocabulary.size),
+        **reader.read_given(_SAMPLING),
     )
     if max_tokens is not None and sampling.min_tokens > max_tokens:
         refuse("min_tokens", sampling.min_tokens, f"at most max_tokens ({max_tokens})")
-    return GenerationParams(
-        model=reader.text("model"),
+    params = GenerationParams(
         sampling=sampling,
-        has_seed=reader.raw("seed") is not None,
+        has_seed=seed is not None,
         n=n,
         max_tokens=max_tokens,
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
-        stop=reader.texts("stop", max_items=MAX_STOP_STRINGS),
-        bad_words=reader.texts("bad_words", max_items=_MAX_BAD_WORDS),
-        include_stop_str_in_output=reader.boolean("include_stop_str_in_output", default=False),
-        skip_special_tokens=reader.boolean("skip_special_tokens", default=True),
-        truncate_prompt_tokens=_read_truncation(reader),
-        return_token_ids=reader.boolean("return_token_ids", default=False),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         echo=echo,
-        cache_salt=_read_cache_salt(reader),
-        priority=reader.integer("priority", -(1 << 31), (1 << 31) - 1) or 0,
+        **reader.read_given(_ANSWER),
     )
+    reader.accept(_WITHOUT_EFFECT)
+    reader.refuse_effect(_UNSUPPORTED)
+    return params
 
 
 def _read_best_of(reader: FieldReader, n: int) -> int:
@@ -178,13 +177,17 @@ def _read_prompt_logprobs(reader: FieldReader, *, stream: bool) -> int | None:
     return count
 
 
-def _most(*counts: int | None) -> int | None:
-    return max((count for count in counts if count is not None), default=None)
+def _most(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)
 
 
 def _read_stream_options(reader: FieldReader, *, stream: bool) -> tuple[bool, bool]:
     given = reader.mapping("stream_options")
-    if given and not stream:
+    if not given:
+        return False, False
+    if not stream:
         refuse("stream_options", given, "left out unless stream is true")
     options = FieldReader(given, "stream_options.")
     include_usage = options.boolean("include_usage", default=False)
@@ -192,28 +195,23 @@ def _read_stream_options(reader: FieldReader, *, stream: bool) -> tuple[bool, bo
     return include_usage, include_usage and continuous_usage
 
 
-def _read_sampling(reader: FieldReader, vocabulary: Vocabulary) -> SamplingParams:
-    return SamplingParams(
-        min_tokens=reader.integer("min_tokens", 0) or 0,
-        temperature=reader.number("temperature", 1.0, 0, 2),
+def _read_of_vocabulary(reader: FieldReader, size: int) -> dict[str, Any]:
+    """Read the sampling fields whose bounds are the vocabulary's."""
+    top_k = reader.integer("top_k", -1)
+    fields: dict[str, Any] = {}
+    if top_k is not None:
         # More than the vocabulary keeps all, as in vLLM; and it would not fit on the wire.
-        top_k=min(max(0, reader.integer("top_k", -1) or 0), vocabulary.size),
-        top_p=reader.number("top_p", 1.0, 0, 1, above_low=True),
-        min_p=reader.number("min_p", 0.0, 0, 1),
-        repetition_penalty=reader.number("repetition_penalty", 1.0, 0, math.inf, above_low=True),
-        presence_penalty=reader.number("presence_penalty", 0.0, -2, 2),
-        frequency_penalty=reader.number("frequency_penalty", 0.0, -2, 2),
-        logit_bias=_read_logit_bias(reader, vocabulary.size),
-        stop_token_ids=reader.token_ids("stop_token_ids", vocabulary.size) or (),
-        eos_token_ids=vocabulary.eos_token_ids,
-        ignore_eos=reader.boolean("ignore_eos", default=False),
-        seed=(reader.integer("seed", _MIN_SEED, _MAX_SEED) or 0) & _MAX_SEED,
-    )
+        fields["top_k"] = min(max(0, top_k), size)
+    if biases := reader.mapping("logit_bias"):
+        fields["logit_bias"] = _logit_bias(biases, size)
+    if stops := reader.token_ids("stop_token_ids", size):
+        fields["stop_token_ids"] = stops
+    return fields
 
 
-def _read_logit_bias(reader: FieldReader, vocab_size: int) -> tuple[tuple[int, float], ...]:
+def _logit_bias(given: Mapping[str, Any], vocab_size: int) -> tuple[tuple[int, float], ...]:
     biases: list[tuple[int, float]] = []
-    for key, value in reader.mapping("logit_bias").items():
+    for key, value in given.items():
         if not _is_token_id(key, vocab_size):
             refuse("logit_bias", {key: value}, f"keyed by token ids from 0 to {vocab_size - 1}")
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -230,15 +228,50 @@ def _is_token_id(key: str, vocab_size: int) -> bool:
     return is_number and int(key) < vocab_size
 
 
-def _read_truncation(reader: FieldReader) -> int | None:
-    keep = reader.integer("truncate_prompt_tokens", -1)
+def _truncation(reader: FieldReader, name: str) -> int | None:
+    keep = reader.integer(name, -1)
     if keep == 0:
-        refuse("truncate_prompt_tokens", keep, "at least 1, or -1 for what the context holds")
+        refuse(name, keep, "at least 1, or -1 for what the context holds")
     return keep
 
 
-def _read_cache_salt(reader: FieldReader) -> str:
-    salt = reader.text("cache_salt")
+def _cache_salt(reader: FieldReader, name: str) -> str:
+    salt = reader.text(name)
     if salt == "":
-        refuse("cache_salt", salt, "a string that is not empty")
+        refuse(name, salt, "a string that is not empty")
     return salt or ""
+
+
+def _number(default: float, low: float, high: float, *, above_low: bool = False) -> ReadField:
+    return lambda reader, name: reader.number(name, default, low, high, above_low=above_low)
+
+
+def _boolean(*, default: bool) -> ReadField:
+    return lambda reader, name: reader.boolean(name, default=default)
+
+
+_DEFAULTS = SamplingParams()
+_SAMPLING: Mapping[str, ReadField] = {
+    "min_tokens": lambda reader, name: reader.integer(name, 0) or 0,
+    "temperature": _number(_DEFAULTS.temperature, 0, 2),
+    "top_p": _number(_DEFAULTS.top_p, 0, 1, above_low=True),
+    "min_p": _number(_DEFAULTS.min_p, 0, 1),
+    "repetition_penalty": _number(_DEFAULTS.repetition_penalty, 0, math.inf, above_low=True),
+    "presence_penalty": _number(_DEFAULTS.presence_penalty, -2, 2),
+    "frequency_penalty": _number(_DEFAULTS.frequency_penalty, -2, 2),
+    "ignore_eos": _boolean(default=False),
+}
+"""Those of `SamplingParams`, by its fields' names."""
+
+_ANSWER: Mapping[str, ReadField] = {
+    "model": lambda reader, name: reader.text(name),
+    "stop": lambda reader, name: reader.texts(name, max_items=MAX_STOP_STRINGS),
+    "bad_words": lambda reader, name: reader.texts(name, max_items=_MAX_BAD_WORDS),
+    "include_stop_str_in_output": _boolean(default=False),
+    "skip_special_tokens": _boolean(default=True),
+    "truncate_prompt_tokens": _truncation,
+    "return_token_ids": _boolean(default=False),
+    "cache_salt": _cache_salt,
+    "priority": lambda reader, name: reader.integer(name, -(1 << 31), (1 << 31) - 1) or 0,
+}
+"""Those of `GenerationParams`, by its fields' names."""

@@ -24,6 +24,10 @@ Prompt = str | tuple[int, ...]
 
 _P = TypeVar("_P", str, tuple[int, ...])
 
+_CHAT_WITHOUT_EFFECT = {"parallel_tool_calls", "include_reasoning"}
+
+_COMPLETION_UNSUPPORTED: Mapping[str, Sequence[object]] = {"suffix": ()}
+
 _CHAT_UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "tools": (),
     "tool_choice": ("none", "auto"),  # without tools both mean none
@@ -79,7 +83,7 @@ def read_chat(body: Mapping[str, Any], vocabulary: Vocabulary) -> ChatRequest:
     reader = FieldReader(body)
     messages = read_messages(_required(reader, "messages"))
     params = read_params(reader, vocabulary, logprobs=_chat_logprobs(reader))
-    reader.accept(("parallel_tool_calls", "include_reasoning"))
+    reader.accept(_CHAT_WITHOUT_EFFECT)
     reader.refuse_effect(_CHAT_UNSUPPORTED)
     add_generation_prompt = reader.boolean("add_generation_prompt", default=True)
     continue_final = reader.boolean("continue_final_message", default=False)
@@ -110,7 +114,7 @@ def read_completion(body: Mapping[str, Any], vocabulary: Vocabulary) -> Completi
         logprobs=reader.integer("logprobs", 0, MAX_ALTERNATIVES),
         echo=reader.boolean("echo", default=False),
     )
-    reader.refuse_effect({"suffix": ()})
+    reader.refuse_effect(_COMPLETION_UNSUPPORTED)
     request = CompletionRequest(
         params=params,
         prompts=prompts,
