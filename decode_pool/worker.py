@@ -16,6 +16,7 @@ import msgspec
 
 from control_plane.rpc.inbox import Inbox
 from control_plane.rpc.interface import Stream
+from control_plane.rpc.report_pace import ReportPace
 from core.clock import Clock
 from core.config import Config
 from core.ids import Boot
@@ -62,6 +63,7 @@ class DecodeWorker:
         self._clock = clock
         self._inbox: Inbox[Requests] = Inbox()
         self._busy = asyncio.Event()
+        self._reports = ReportPace(config.control_plane.heartbeat_s, clock)
         self._requests: Requests | None = None
         self._ports: DecodePorts | None = None
         self._routers: set[Stream[Any]] = set()
@@ -162,6 +164,7 @@ class DecodeWorker:
                     for callback in await self._inbox.take():
                         callback(requests)
                     outbox.flush()
+                    self._reports.stir()
                     if requests.is_idle:
                         self._busy.clear()
                     else:
@@ -230,7 +233,7 @@ class DecodeWorker:
             self._load = load_of(stats)
             for stream in self._routers:
                 stream.send(self._load)
-            await asyncio.sleep(self._config.control_plane.heartbeat_s)
+            await self._reports.next(is_idle=requests.is_idle)
 
 
 class _PrefillListener:

@@ -16,15 +16,19 @@ class RouterStreams:
 
     def __init__(self) -> None:
         self._streams: set[Stream[Any]] = set()
+        self._load: WorkerLoad | None = None
 
     def tell(self, load: WorkerLoad) -> None:
-        """Send the load to every router."""
+        """Send the load to every router, and to those that come before the next one."""
+        self._load = load
         for stream in self._streams:
             stream.send(load)
 
     def on_open(self, stream: Stream[Any]) -> None:
-        """A router connected."""
+        """A router connected: it learns the load at once."""
         self._streams.add(stream)
+        if self._load is not None:
+            stream.send(self._load)
 
     def on_message(self, stream: Stream[Any], message: RouterToWorker) -> None:
         """Refuse a request that a router with an old view sent here."""

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from control_plane.rpc.inbox import Inbox
 from control_plane.rpc.interface import Stream
+from control_plane.rpc.report_pace import ReportPace
 from core.clock import Clock
 from core.config import Config
 from core.messages import DecodeToPrefill, PrefillAsk
@@ -46,6 +47,7 @@ class PrefillWorker:
         self._config = config
         self._clock = clock
         self._inbox: Inbox[Attempts] = Inbox()
+        self._reports = ReportPace(config.control_plane.heartbeat_s, clock)
         self._attempts: Attempts | None = None
         self.router_streams = RouterStreams()
 
@@ -115,10 +117,11 @@ class PrefillWorker:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._tick(attempts, pusher, ports))
             group.create_task(self._tell_progress(attempts))
-            group.create_task(self._tell_load(pusher, ports))
+            group.create_task(self._tell_load(attempts, pusher, ports))
             while True:
                 for callback in await self._inbox.take():
                     callback(attempts)
+                self._reports.stir()
         msg = "a task group ended without an exception"
         raise AssertionError(msg)
 
@@ -143,8 +146,8 @@ class PrefillWorker:
             await asyncio.sleep(self._config.control_plane.heartbeat_s)
             self._inbox.put(Attempts.tell_progress)
 
-    async def _tell_load(self, pusher: Pusher, ports: PrefillPorts) -> None:
+    async def _tell_load(self, attempts: Attempts, pusher: Pusher, ports: PrefillPorts) -> None:
         while True:
             stats = await ports.engine.call(lambda engine: engine.stats())
             self.router_streams.tell(load_of(stats, transfer_bytes_per_s=pusher.bytes_per_s))
-            await asyncio.sleep(self._config.control_plane.heartbeat_s)
+            await self._reports.next(is_idle=not attempts.busy.is_set())

@@ -182,6 +182,13 @@ def test_a_router_that_sends_a_request_to_a_prefill_worker_is_told() -> None:
     assert stream.sent[1:] == [WorkerLoad()]
 
 
+def test_a_router_that_comes_late_learns_what_a_quiet_prefill_worker_told_last() -> None:
+    routers, stream = RouterStreams(), FakeStream()
+    routers.tell(WorkerLoad(num_waiting=2))
+    routers.on_open(stream)
+    assert stream.sent == [WorkerLoad(num_waiting=2)]
+
+
 def scrape(collector: Any) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(collector)
