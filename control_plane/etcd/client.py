@@ -24,7 +24,7 @@ from control_plane.etcd.failures import FAILURES, Failure, classify, describe
 from control_plane.etcd.outage import OutageLog
 from control_plane.etcd.session import Session
 from control_plane.etcd.slips import slip_line
-from control_plane.etcd.values import Deleted, KeyValue, Listing, Newest, Put
+from control_plane.etcd.values import Deleted, KeyValue, Listing, Look, Newest, Put
 from core.addresses import is_loopback
 from core.clock import Clock
 from core.config import ControlPlaneConfig
@@ -76,6 +76,7 @@ class EtcdClient:
         self, config: ControlPlaneConfig, *, clock: Clock, rng: Random | None = None
     ) -> None:
         self._config = config
+        self.clock = clock
         self._endpoints = read_endpoints(config)
         self._credentials = read_credentials(config, self._endpoints)
         self.rng = rng or SystemRandom()
@@ -105,8 +106,17 @@ class EtcdClient:
         Raises:
             ControlPlaneError: no answer within the deadline, or refused.
         """
+        return (await self.look(key)).item
+
+    async def look(self, key: str) -> Look:
+        """Return a key, if there is one, and the revision that etcd has reached.
+
+        Raises:
+            ControlPlaneError: no answer within the deadline, or refused.
+        """
         response = await self._call("get", lambda etcd: etcd.kv.get(key))
-        return _key_value(response.kvs[0]) if response.kvs else None
+        item = _key_value(response.kvs[0]) if response.kvs else None
+        return Look(response.header.revision, item)
 
     async def get_prefix(self, prefix: str) -> Listing:
         """Return all keys under a prefix at one revision.

@@ -17,6 +17,11 @@ from control_plane.etcd.client import EtcdClient
 from core.back_off import BackOff
 from core.clock import Clock
 from core.errors import ControlPlaneError
+from core.shared_ticks import last_multiple, sleep_s
+
+_TICK_S = 1.0
+"""Keepalives fall together with heartbeats: they leave up to so much earlier than a third of the
+time to live, where that is well above it."""
 
 
 class Lease:
@@ -104,5 +109,11 @@ class Lease:
                 return
             back_off.reset()
             self._valid_until = sent_at + ttl_s
-            # From when it was sent: an etcd that takes long to answer is asked no less often
-            await asyncio.sleep(max(0.0, sent_at + ttl_s / 3 - self._clock.now()))
+            await asyncio.sleep(sleep_s(_renewal_at(sent_at, ttl_s), self._clock.now()))
+
+
+def _renewal_at(sent_at: float, ttl_s: float) -> float:
+    """From when it was sent: an etcd that takes long to answer is asked no less often."""
+    third_s = ttl_s / 3
+    latest = sent_at + third_s
+    return last_multiple(_TICK_S, latest) if third_s > 2 * _TICK_S else latest

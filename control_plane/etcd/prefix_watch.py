@@ -22,6 +22,7 @@ from control_plane.etcd.client import EtcdClient, WatchLostError
 from control_plane.etcd.values import Deleted, KeyValue, Listing
 from core.back_off import BackOff
 from core.errors import ControlPlaneError
+from core.shared_ticks import next_multiple, sleep_s
 
 POLL_S = 5.0
 """Between two looks at etcd that back the watch up."""
@@ -154,19 +155,25 @@ class PrefixWatch:
 
     async def _poll(self, world: bytes | None) -> None:
         """Return when the watch shows something else than etcd has."""
+        clock, checked_revision = self._client.clock, 0
         while True:
-            await asyncio.sleep(POLL_S)
-            current = await self._client.get(self._world_key)
-            world = world or (current.value if current else None)  # the first worker makes it
-            if (current.value if current else None) != world:
+            await asyncio.sleep(sleep_s(next_multiple(POLL_S, clock.now()), clock.now()))
+            look = await self._client.look(self._world_key)
+            current = look.item.value if look.item else None
+            world = world or current  # the first worker makes it
+            if current != world:
                 _log.info("etcd lost its data, or another took its place: listing again")
                 return
+            if world is not None and look.revision == checked_revision:
+                continue  # nothing was written anywhere
             if await self._is_behind():
                 seen_revision = self._seen_revision
                 await asyncio.sleep(_GRACE_S)
                 if self._seen_revision == seen_revision and await self._is_behind():
                     _log.info("the watch of %s fell silent: listing again", self._prefix)
                     return
+            else:
+                checked_revision = look.revision
 
     async def _is_behind(self) -> bool:
         newest = await self._client.newest(self._prefix)

@@ -47,3 +47,10 @@ class Newest(msgspec.Struct, frozen=True):
     revision: int
     mod_revision: int
     num_keys: int
+
+
+class Look(msgspec.Struct, frozen=True):
+    """One key, or its absence, at a revision of all of etcd."""
+
+    revision: int
+    item: KeyValue | None

@@ -22,6 +22,7 @@ from control_plane.rpc.interface import StreamListener
 from control_plane.rpc.peer_watch import PeerWatch
 from core.clock import Clock
 from core.config import ControlPlaneConfig
+from core.shared_ticks import sleep_s
 from core.worker_record import Hello
 
 MAX_QUEUED_BYTES = 128 << 20
@@ -31,9 +32,6 @@ tokens."""
 
 _FRAME_BYTES = 1 << 20
 """A tick that has more to say is split: one large frame would delay the tokens behind it."""
-
-_TIMER_ROUNDING_S = 0.001
-"""Event loops round timers to milliseconds: a look a moment early would find nothing due."""
 
 _FLUSH_S = 1.0
 """How long a closed stream may take to hand its last frames to the peer."""
@@ -220,7 +218,7 @@ class StreamEnd:
     async def _keep_time(self) -> None:
         while not self.is_closed:
             due_at = min(self._beats.due_at, self._watch.look_at)
-            await asyncio.sleep(max(0.0, due_at - self._clock.now()) + _TIMER_ROUNDING_S)
+            await asyncio.sleep(sleep_s(due_at, self._clock.now()))
             now = self._clock.now()
             if self._beats.take_due(now):
                 self._beat()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from control_plane.rpc.beats import Beats
-from core.shared_ticks import next_multiple
+from core.shared_ticks import last_multiple, next_multiple, sleep_s
 
 
 def beats(
@@ -18,6 +18,13 @@ def test_multiples_come_after_now() -> None:
     assert next_multiple(0.5, 10.3) == 10.5
     assert next_multiple(0.5, 10.5) == 11.0
     assert next_multiple(5.0, 0.0) == 5.0
+    assert last_multiple(1.0, 10.3) == 10.0
+    assert last_multiple(1.0, 10.0) == 10.0
+
+
+def test_nobody_wakes_before_the_time() -> None:
+    assert sleep_s(10.5, 10.3) > 10.5 - 10.3
+    assert 0.0 < sleep_s(10.3, 10.5) < 0.01
 
 
 def test_an_idle_end_beats_once_a_period_at_times_that_all_streams_share() -> None:
