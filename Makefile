@@ -4,6 +4,7 @@
 #   make chat    talk to it                          PORT=9000  ARGS="--temperature 0"
 #   make test    run the tests                       TESTS=tests/unit  JOBS=4
 #   make coverage  run them measured; fails where they reach too little
+#   make test-sanitized  the native kernels' tests with address and undefined-behaviour sanitizers
 #   make check   format, lint, types, import contracts, sizes
 #   make simulate  look for violations of the handoff's invariants under random faults  SEEDS=20000
 #   make check-model  search the orders of one handoff further than the tests do  ARGS="twice"
@@ -31,7 +32,7 @@ ENGINES_INSTALLED := $(ENGINES_VENV)/.installed
 CLIENTS_VENV := .venv-clients
 CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
 
-.PHONY: up chat test coverage simulate check-model check bench bench-peers clients install
+.PHONY: up chat test test-sanitized coverage simulate check-model check bench bench-peers clients install
 .DELETE_ON_ERROR:
 
 up: $(INSTALLED)
@@ -46,6 +47,15 @@ test: $(INSTALLED)
 coverage: MEASURE := --cov --cov-report=json:.coverage.json
 coverage: test
 	$(BIN)/python -m tests.coverage_floors .coverage.json
+
+# The kernels' own tests against a build that stops at the first wrong address or overflow.
+SANITIZED := build/sanitized
+SANITIZER := $(shell gcc -print-file-name=libasan.so 2>/dev/null):$(shell gcc -print-file-name=libubsan.so 2>/dev/null)
+test-sanitized: $(INSTALLED)
+	$(BIN)/python setup.py --quiet build_ext --sanitize --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
+	LD_PRELOAD=$(SANITIZER) ASAN_OPTIONS=detect_leaks=0 \
+	  DOVETAIL_NATIVE_LIBRARY=$$(ls $(SANITIZED)/engine/kernels/cpu/native*.so) \
+	  $(BIN)/pytest -p no:cacheprovider $$(ls tests/unit/test_native_*.py) $(ARGS)
 
 simulate: $(INSTALLED)
 	$(BIN)/python -m planner.protocol --seeds $(SEEDS) $(ARGS)

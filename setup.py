@@ -25,14 +25,31 @@ AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni",
 FLAGS_OF_SET = {"kernels_avx512": AVX512, "kernels_avx2": ["-mavx2", "-mfma"]}
 
 
+SANITIZE = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]
+SANITIZE += ["-fno-sanitize-recover=all"]
+
+
 class BuildKernels(build_ext):
     """Compiles each source with the flags of its instruction set."""
+
+    user_options = [  # noqa: RUF012 - how setuptools wants it
+        *build_ext.user_options,
+        ("sanitize", None, "check memory and arithmetic while it runs (make test-sanitized)"),
+    ]
+    boolean_options = [*build_ext.boolean_options, "sanitize"]  # noqa: RUF012 - likewise
+
+    def initialize_options(self) -> None:
+        """Set what no option says."""
+        super().initialize_options()
+        self.sanitize = False
 
     def build_extension(self, ext: Extension) -> None:
         """Build the library; setuptools reports what fails and goes on, as it is optional."""
 
+        extra = SANITIZE if self.sanitize else []
+
         def compile_one(source: str) -> list[str]:
-            flags = FLAGS + FLAGS_OF_SET.get(Path(source).stem, [])
+            flags = FLAGS + FLAGS_OF_SET.get(Path(source).stem, []) + extra
             return self.compiler.compile(
                 [source], output_dir=self.build_temp, extra_postargs=flags, depends=ext.depends
             )
@@ -41,7 +58,7 @@ class BuildKernels(build_ext):
             objects = [one for each in pool.map(compile_one, ext.sources) for one in each]
         target = self.get_ext_fullpath(ext.name)
         self.compiler.link_shared_object(
-            objects, target, extra_postargs=["-pthread"], target_lang="c++"
+            objects, target, extra_postargs=["-pthread", *extra], target_lang="c++"
         )
 
 

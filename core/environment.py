@@ -18,6 +18,12 @@ def etcd_password() -> str:
     return os.environ.get(ETCD_PASSWORD, "")
 
 
+def native_library() -> Path | None:
+    """Return DOVETAIL_NATIVE_LIBRARY, another build of the native kernels (one with sanitizers)."""
+    path = os.environ.get("DOVETAIL_NATIVE_LIBRARY", "")
+    return Path(path) if path else None
+
+
 def temporary_directory() -> Path:
     """Return where files of one run go; whoever makes one removes it."""
     return Path(tempfile.gettempdir())

@@ -8,16 +8,21 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from core.environment import native_library
 from core.errors import ModelError
 from engine.kernels.cpu.abi import DrawItem, KernelTable, ModelShape, StepInputs
 
 ABI_VERSION = 1
-_PATH = Path(__file__).with_name("native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+_BUILT = Path(__file__).with_name("native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
 
 
 def is_built() -> bool:
     """Whether the kernels were compiled at install."""
-    return _PATH.exists()
+    return _path().exists()
+
+
+def _path() -> Path:
+    return native_library() or _BUILT
 
 
 @functools.cache
@@ -30,10 +35,10 @@ def library() -> Any:
     if not is_built():
         msg = "the native kernels were not built: install again where a C++17 compiler is found"
         raise ModelError(msg)
-    loaded = ctypes.CDLL(str(_PATH))
+    loaded = ctypes.CDLL(str(_path()))
     version: int = loaded.dovetail_abi_version()
     if version != ABI_VERSION:
-        msg = f"{_PATH.name} is of version {version}, this code of {ABI_VERSION}: install again"
+        msg = f"{_path().name} is of version {version}, this code of {ABI_VERSION}: install again"
         raise ModelError(msg)
     pointer, number = ctypes.c_void_p, ctypes.c_int32
     for name, result, arguments in (
