@@ -70,7 +70,8 @@ class Lifetime:
 
     def seconds(self, what: Duration) -> float | None:
         """Return a duration in seconds; None while one of its stamps is missing."""
-        start, end = (self._at.get(stamp) for stamp in what.value)
+        begins, ends = what._value_  # `value` is a Python function's call away
+        start, end = self._at.get(begins), self._at.get(ends)
         return None if start is None or end is None else max(0.0, end - start)
 
 

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.fast_counter import FastCounter
 from router.fast_histogram import FastHistogram, Labelled
 from router.policy.decision import Reason
 
@@ -27,7 +28,7 @@ class DispatchMetrics(Collector):
             ["reason"],
             registry=self._registry,
         )
-        self._decided = {reason: decisions.labels(reason.value) for reason in Reason}
+        self._decided = {reason: FastCounter(decisions.labels(reason.value)) for reason in Reason}
         self._redispatches = Counter(
             "dovetail:redispatches",
             "Dispatches after a request's first",
@@ -83,6 +84,8 @@ class DispatchMetrics(Collector):
         for state, count in self._requests_by_state().items():
             gauge.add_metric([state], count)
         yield gauge
+        for decided in self._decided.values():
+            decided.settle()
         yield from self._registry.collect()
         for histogram in self._histograms:
             yield from histogram.collect()

@@ -93,7 +93,11 @@ class Dial(msgspec.Struct, frozen=True):
 
 
 class WorkerLink:
-    """One (worker id, boot). Its `run` must be running; it ends by `drop` or cancellation."""
+    """One (worker id, boot). Its `run` must be running; it ends by `drop` or cancellation.
+
+    Attributes:
+        is_open: whether messages can be sent; a suspect link is open.
+    """
 
     def __init__(self, record: WorkerRecord, owner: LinkOwner, dial: Dial) -> None:
         self.record = record
@@ -103,6 +107,7 @@ class WorkerLink:
         self.preemptions = RecentPreemptions()
         self.requests: set[RequestId] = set()
         self.idle_since: float | None = None
+        self.is_open = False
         self.is_suspect = False
         self._owner = owner
         self._dial = dial
@@ -114,11 +119,6 @@ class WorkerLink:
         self._has_opened = False
         self._is_refused = False
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether messages can be sent; a suspect link is open."""
-        return self._stream is not None
 
     @property
     def may_open(self) -> bool:
@@ -203,7 +203,7 @@ class WorkerLink:
         if self._stream is None:
             return
         self._stream = None
-        self.is_suspect = False
+        self.is_open = self.is_suspect = False
         self.idle_since = None
         self.load = WorkerLoad()
         self.pending.clear()
@@ -219,6 +219,7 @@ class WorkerLink:
             stream.close("the router dropped this worker")
             return
         self._stream = stream
+        self.is_open = True
         self._has_failed = False
         self._has_opened = True
         self._back_off.reset()

@@ -16,6 +16,9 @@ from router.policy.views import WorkerView
 ModelKey = tuple[str, str, int]
 """(name, fingerprint, block size): workers serve one request together only where all are equal."""
 
+_PREFILL = Role.PREFILL
+"""An enum's members are slow to look up in its class; this is asked often."""
+
 _KEY_FIELDS = ("model", "model_fingerprint", "block_size")
 
 
@@ -174,4 +177,4 @@ def _model_of(record: WorkerRecord) -> ModelKey:
 
 
 def _answers(link: WorkerLink) -> bool:
-    return link.record.role is not Role.PREFILL
+    return link.record.role is not _PREFILL

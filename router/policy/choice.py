@@ -20,6 +20,9 @@ from router.policy.options import Inputs, Option, options
 from router.policy.unmeasured import PeersSpeeds
 from router.policy.views import PolicySettings, RequestView, WorkerView
 
+_PREFILL = Role.PREFILL
+"""An enum's members are slow to look up in its class; this is asked of every worker."""
+
 _ALONE_WITHOUT_CANDIDATES = (Reason.LOCAL, Reason.NEVER, Reason.FALLBACK, Reason.COLOCATED)
 
 
@@ -51,7 +54,7 @@ class Policy:
             avoid: workers not to send to: they refused or failed this request a moment ago.
         """
         workers = self._peers_speeds.of(workers)
-        able = [worker for worker in workers if worker.role is not Role.PREFILL]
+        able = [worker for worker in workers if worker.role is not _PREFILL]
         fitting = [worker for worker in able if _can_hold(request, worker)]
         allowed = [worker for worker in fitting if worker.worker_id not in avoid]
         if not allowed:
@@ -67,9 +70,7 @@ class Policy:
         """Return the prefill workers that may be asked; suspects only where there is no way
         without."""
         prefills = [
-            worker
-            for worker in workers
-            if worker.role is Role.PREFILL and _can_hold(request, worker)
+            worker for worker in workers if worker.role is _PREFILL and _can_hold(request, worker)
         ]
         if self.settings.is_strict:
             return _unsuspected(prefills)
@@ -150,7 +151,7 @@ def _can_hold(request: RequestView, worker: WorkerView) -> bool:
     """Whether the worker would accept it: a prefill worker generates one token, others all."""
     total = worker.load.blocks_total
     known = total == 0 or num_prompt_blocks(request, worker.block_size) <= total
-    num_generated = 1 if worker.role is Role.PREFILL else request.max_tokens
+    num_generated = 1 if worker.role is _PREFILL else request.max_tokens
     num_tokens = request.num_tokens + request.num_forced + num_generated
     return known and num_tokens <= worker.max_model_len
 

@@ -38,7 +38,10 @@ class Reason(enum.StrEnum):
     @property
     def is_handoff(self) -> bool:
         """Whether KV is expected to move."""
-        return self in (Reason.DISAGGREGATED, Reason.ALWAYS)
+        return self in _HANDOFFS
+
+
+_HANDOFFS = (Reason.DISAGGREGATED, Reason.ALWAYS)
 
 
 class RefusalReason(enum.StrEnum):

@@ -27,6 +27,8 @@ from router.policy.cost import (
 from router.policy.decision import Reason
 from router.policy.views import PolicySettings, RequestView, WorkerView
 
+_NEVER_HANDED_OFF = (Reason.NEVER, Reason.FALLBACK, Reason.LOCAL_HIT)
+
 
 class Option(NamedTuple):
     """One way; times are seconds and not calibrated, except `cost_s`, by which options compare:
@@ -83,7 +85,7 @@ def _on_decode(
     local = _local_reason(inputs, worker, has_peers=bool(peers))
     if local is not None:
         yield _alone(inputs, worker, terms, local)
-    if local in (Reason.NEVER, Reason.FALLBACK, Reason.LOCAL_HIT):
+    if local in _NEVER_HANDED_OFF:
         return
     always = inputs.request.disaggregate is True
     reason = Reason.ALWAYS if always else Reason.DISAGGREGATED

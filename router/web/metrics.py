@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from core.lifetime import Duration, Lifetime, RequestTrace
 from core.request import FinishReason
 from core.sampling_params import SamplingParams
+from router.fast_counter import FastCounter
 from router.fast_histogram import FastHistogram, Labelled
 
 _LABELS = ("model_name", "engine")
@@ -55,13 +56,19 @@ class ModelMetrics:
         self._n = series.n.labelled(labels)
         self._max_tokens = series.max_tokens.labelled(labels)
         self._success = {
-            reason: series.success.labels(*labels, reason.value) for reason in FinishReason
+            reason: FastCounter(series.success.labels(*labels, reason.value))
+            for reason in FinishReason
         }
         self.inter_token = series.inter_token.labelled(labels)
 
     def ended(self, reason: FinishReason) -> None:
         """Count a request by how it ended."""
         self._success[reason].inc()
+
+    def settle(self) -> None:
+        """Let what was counted be seen."""
+        for success in self._success.values():
+            success.settle()
 
     def observe_sizes(
         self, sampling: SamplingParams, num_prompt_tokens: int, generated: list[int]
@@ -102,7 +109,8 @@ class RouterMetrics(Collector):
     """
 
     def __init__(self, registry: CollectorRegistry, max_model_len: int) -> None:
-        self._series = _Series(registry, _powers(max_model_len))
+        self._counters = CollectorRegistry()
+        self._series = _Series(self._counters, _powers(max_model_len))
         self._models: dict[str, ModelMetrics] = {}
         self.num_by_state: dict[State, int] = {
             "preparing": 0,
@@ -113,9 +121,9 @@ class RouterMetrics(Collector):
             "dovetail:http_responses",
             "Answers by route and status; a client that left before its answer counts as 499",
             ["route", "status"],
-            registry=registry,
+            registry=self._counters,
         )
-        self._answered: dict[tuple[str, int], Counter] = {}
+        self._answered: dict[tuple[str, int], FastCounter] = {}
         self.ignored_fields = Counter(
             "dovetail:ignored_fields", "Unknown request fields that were ignored", registry=registry
         )
@@ -140,11 +148,15 @@ class RouterMetrics(Collector):
         """Count an answer; `route` is one of ours, never the client's text."""
         counter = self._answered.get((route, status))
         if counter is None:
-            counter = self._answered[route, status] = self._http.labels(route, str(status))
+            counter = FastCounter(self._http.labels(route, str(status)))
+            self._answered[route, status] = counter
         counter.inc()
 
     def collect(self) -> Iterable[Metric]:
-        """Yield what `FastHistogram` holds."""
+        """Yield what fast counters and histograms hold."""
+        for settling in (*self._answered.values(), *self._models.values()):
+            settling.settle()
+        yield from self._counters.collect()
         for histogram in self._series.histograms:
             yield from histogram.collect()
 
