@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import accuracy, engine, handoff, prefix_index, router, start, ttft
+from bench import accuracy, engine, handoff, prefix_index, router, start, system, ttft
 from bench.figures import Figure, bench_line, table
 from core.environment import let_threads_sleep
 
@@ -17,6 +17,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "prefix_index": prefix_index.run,
     "router": router.run,
     "start": start.run,
+    "system": system.run,
     "ttft": ttft.run,
 }
 

@@ -14,10 +14,11 @@ from safetensors.torch import save_file
 
 from engine.models.read_spec import read_spec
 from engine.models.torch_weights import open_tensors
+from router.text.gguf_tokenizer import load_gguf
 
 
 def hugging_face_directory(source: Path, directory: Path) -> Path:
-    """Write float32 safetensors and a config; no tokenizer."""
+    """Write float32 safetensors, a config and the tokenizer."""
     spec = read_spec(source)
     directory.mkdir(parents=True, exist_ok=True)
     weights = open_tensors(spec, source)
@@ -43,6 +44,9 @@ def hugging_face_directory(source: Path, directory: Path) -> Path:
         "eos_token_id": spec.eos_token_ids[0],
     }
     (directory / "config.json").write_text(json.dumps(config))
+    load_gguf(source).tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     return directory
 
 

@@ -98,18 +98,18 @@ async def peer_router(core: int) -> AsyncGenerator[Target]:
     async with contextlib.AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         log = stack.enter_context((Path(directory) / "log").open("wb"))
-        prefill, decode, port, metrics = (_free_port() for _ in range(4))
+        prefill, decode, port, metrics = (free_port() for _ in range(4))
         for upstream in (prefill, decode):
             command = [str(PEER / "python"), "-m", "uvicorn", "bench.router_upstream:app"]
             options = ["--port", str(upstream), "--log-level", "warning", "--no-access-log"]
             await stack.enter_async_context(_process([*command, *options], output=log.fileno()))
-            await _answers(upstream)
+            await answers(upstream)
         command = [str(PEER / "vllm-router"), "--vllm-pd-disaggregation", "--kv-connector", "nixl"]
         command += ["--prefill", f"http://127.0.0.1:{prefill}"]
         command += ["--decode", f"http://127.0.0.1:{decode}", "--policy", "round_robin"]
         command += ["--port", str(port), "--prometheus-port", str(metrics), "--log-level", "error"]
         router = await stack.enter_async_context(_process(command, core=core, output=log.fileno()))
-        await _answers(port)
+        await answers(port)
         yield Target("vllm_router", port, router.pid, f"127.0.0.1:{decode}")
 
 
@@ -145,9 +145,13 @@ async def _line(process: asyncio.subprocess.Process) -> str:
     return line.decode()
 
 
-async def _answers(port: int) -> None:
-    """Return once somebody answers requests there."""
-    give_up = _clock.now() + _START_S
+async def answers(port: int, within_s: float = _START_S) -> None:
+    """Return once somebody answers requests there.
+
+    Raises:
+        RuntimeError: nobody does in time.
+    """
+    give_up = _clock.now() + within_s
     while True:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -164,6 +168,7 @@ async def _answers(port: int) -> None:
         await asyncio.sleep(0.1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody uses now."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return taken.getsockname()[1]
