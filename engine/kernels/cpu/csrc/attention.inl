@@ -18,6 +18,7 @@ namespace dovetail {
 namespace {
 
 constexpr int32_t kTaskRows = 32;
+constexpr float kLog2E = 1.44269504f;  // scores are kept in powers of two
 constexpr float kInfinity = __builtin_inff();
 
 int32_t attention_rows(int32_t, int32_t) { return kTaskRows; }
@@ -73,7 +74,7 @@ void pack_queries(const AttentionTask& task, const Tile& tile, const RowStates& 
     const int64_t head = task.first_head + tile.head + r % tile.heads;
     const float* from = task.queries + row * task.queries_ld + head * head_dim;
     if constexpr (type != KvType::kInt8) {
-      for (int32_t d = 0; d < head_dim; ++d) to[d * tile.rows + r].value = from[d];
+      for (int32_t d = 0; d < head_dim; ++d) to[d * tile.rows + r].value = from[d] * kLog2E;
     } else {
       const RowScale scale = row_scale(from, head_dim);
       int32_t sum = 0;
@@ -84,7 +85,7 @@ void pack_queries(const AttentionTask& task, const Tile& tile, const RowStates& 
         for (int32_t quad = 0; quad < 4 && d + 4 * quad < head_dim; ++quad)
           std::memcpy(&to[(d / 4 + quad) * tile.rows + r].quants, quants + 4 * quad, 4);
       }
-      states.scales[tile.state + r] = {scale.scale, 128 * sum};
+      states.scales[tile.state + r] = {scale.scale * kLog2E, 128 * sum};
     }
   }
 }
@@ -110,37 +111,54 @@ DT_INLINE Visible groups_with(const Segment& segment, Visible visible) {
   return {first, last};
 }
 
-// One row's scores of a segment become weights; its earlier sums are scaled to the new largest score.
+// 2^x for x <= 0, as 2^floor(x) times a polynomial of degree 5: relative error below 2e-7, and
+// exactly 1 at 0. Saturates at 2^-126.
+DT_INLINE F32x16 exp2_nonpositive(F32x16 x) {
+  x = max(x, splat(-126.0f));
+  const F32x16 f = fraction_of(x);
+  F32x16 p = splat(1.86713028e-3f);
+  p = fma(p, f, splat(9.01702978e-3f));
+  p = fma(p, f, splat(5.57999127e-2f));
+  p = fma(p, f, splat(2.40164444e-1f));
+  p = fma(p, f, splat(6.93151295e-1f));
+  p = fma(p, f, splat(1.0f));
+  return scale_by_floor(p, x);
+}
+
+DT_INLINE F32x16 keep_visible(F32x16 x, Visible lanes, float other) {
+  return lanes.first > 0 || lanes.last < kLanes ? select_lanes(x, lanes.first, lanes.last, other) : x;
+}
+
+// A row's earlier sums, made relative to a new largest score.
+DT_INLINE void rescale(const RowStates& states, int64_t row, float largest, int64_t width) {
+  const F32x16 factor = exp2_nonpositive(splat(states.largest[row] - largest));
+  float* totals = states.totals + row * kLanes;
+  store(totals, mul(load(totals), factor));
+  float* sums = states.sums + row * width;
+  for (int64_t d = 0; d < width; d += kLanes) store(sums + d, mul(load(sums + d), factor));
+  states.largest[row] = largest;
+}
+
+// One row's scores of a segment become weights.
 template <KvType type>
 void soften(const Segment& segment, Visible visible, float* scores, const RowStates& states, int64_t row,
-            int32_t head_dim) {
+            int64_t width) {
   const Visible groups = groups_with(segment, visible);
   if (groups.first == groups.last) return;
   F32x16 most = splat(states.largest[row]);
-  for (int32_t g = groups.first; g < groups.last; ++g) {
-    F32x16 part = load(scores + g * kLanes);
-    const Visible lanes = lanes_of(segment, g, visible);
-    if (lanes.first > 0 || lanes.last < kLanes) part = select_lanes(part, lanes.first, lanes.last, -kInfinity);
-    most = max(most, part);
-  }
+  for (int32_t g = groups.first; g < groups.last; ++g)
+    most = max(most, keep_visible(load(scores + g * kLanes), lanes_of(segment, g, visible), -kInfinity));
   const float largest = largest_of(most);
-  F32x16 total = splat(0.0f);
+  if (largest != states.largest[row]) rescale(states, row, largest, width);
+  F32x16 total = load(states.totals + row * kLanes);
   for (int32_t g = groups.first; g < groups.last; ++g) {
-    F32x16 weight = exponential(sub(load(scores + g * kLanes), splat(largest)));
-    const Visible lanes = lanes_of(segment, g, visible);
-    if (lanes.first > 0 || lanes.last < kLanes) weight = select_lanes(weight, lanes.first, lanes.last, 0.0f);
+    F32x16 weight = exp2_nonpositive(sub(load(scores + g * kLanes), splat(largest)));
+    weight = keep_visible(weight, lanes_of(segment, g, visible), 0.0f);
     total = add(total, weight);
-    if constexpr (type == KvType::kInt8) {
-      weight = mul(weight, load(segment.value_scales[g]));
-    }
+    if constexpr (type == KvType::kInt8) weight = mul(weight, load(segment.value_scales[g]));
     store(scores + g * kLanes, weight);
   }
-  const F32x16 shrink = exponential(splat(states.largest[row] - largest));
-  float* totals = states.totals + row * kLanes;
-  store(totals, fma(load(totals), shrink, total));
-  float* sums = states.sums + row * padded(head_dim);
-  for (int64_t d = 0; d < padded(head_dim); d += kLanes) store(sums + d, mul(load(sums + d), shrink));
-  states.largest[row] = largest;
+  store(states.totals + row * kLanes, total);
 }
 
 // Calls `Function<rows>::call(...)`.
@@ -193,7 +211,8 @@ struct TilePass {
                                               static_cast<const Query*>(states.queries + tile.state * padded(head_dim)),
                                               static_cast<const QueryScale*>(states.scales + tile.state), scores + 0);
     for (int32_t r = 0; r < tile.rows; ++r)
-      soften<type>(segment, sees(r / tile.heads), scores + r * kSegmentTokens, states, tile.state + r, head_dim);
+      soften<type>(segment, sees(r / tile.heads), scores + r * kSegmentTokens, states, tile.state + r,
+                   padded(head_dim));
     add(groups, scores);
   }
 

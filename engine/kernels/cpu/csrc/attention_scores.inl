@@ -45,20 +45,29 @@ template <KvType type, int R, int N>
 void float_scores(const Segment& segment, int32_t first, int32_t block_size, int32_t head_dim,
                   const Query* queries, float* scores) {
   F32x16 sums[R][N];
+  DT_UNROLL
   for (int r = 0; r < R; ++r)
+    DT_UNROLL
     for (int n = 0; n < N; ++n) sums[r][n] = splat(0.0f);
   const int64_t stride = block_size * 2 * kElementBytes<type>;
   const char* const* keys = segment.keys + first;
   int64_t at = 0;
   for (int32_t d = 0; d < head_dim; d += 2, at += stride, queries += 2 * R) {
     F32x16 even[N], odd[N];
+    DT_UNROLL
     for (int n = 0; n < N; ++n) load_keys<type>(keys[n] + at, even[n], odd[n]);
+    DT_UNROLL
     for (int r = 0; r < R; ++r)
+      DT_UNROLL
       for (int n = 0; n < N; ++n) sums[r][n] = fma(even[n], splat(queries[r].value), sums[r][n]);
+    DT_UNROLL
     for (int r = 0; r < R; ++r)
+      DT_UNROLL
       for (int n = 0; n < N; ++n) sums[r][n] = fma(odd[n], splat(queries[R + r].value), sums[r][n]);
   }
+  DT_UNROLL
   for (int r = 0; r < R; ++r)
+    DT_UNROLL
     for (int n = 0; n < N; ++n) store(scores + r * kSegmentTokens + (first + n) * kLanes, sums[r][n]);
 }
 
@@ -66,18 +75,25 @@ template <int R, int N>
 void int8_scores(const Segment& segment, int32_t first, int32_t block_size, int32_t head_dim,
                  const Query* queries, const QueryScale* scales, float* scores) {
   I32x16 sums[R][N];
+  DT_UNROLL
   for (int r = 0; r < R; ++r)
+    DT_UNROLL
     for (int n = 0; n < N; ++n) sums[r][n] = splat_int(0);
   const char* const* keys = segment.keys + first;
   int64_t at = 0;
   for (int32_t d = 0; d < head_dim; d += 4, at += block_size * 4, queries += R) {
     I32x16 quads[N];
+    DT_UNROLL
     for (int n = 0; n < N; ++n) quads[n] = load_bytes(keys[n] + at);
+    DT_UNROLL
     for (int r = 0; r < R; ++r)
+      DT_UNROLL
       for (int n = 0; n < N; ++n) sums[r][n] = dot_bytes(sums[r][n], quads[n], queries[r].quants);
   }
+  DT_UNROLL
   for (int n = 0; n < N; ++n) {
     const F32x16 key_scales = load(segment.key_scales[first + n]);
+    DT_UNROLL
     for (int r = 0; r < R; ++r) {
       const F32x16 products = to_float(sub_int(sums[r][n], splat_int(scales[r].excess)));
       store(scores + r * kSegmentTokens + (first + n) * kLanes,

@@ -48,7 +48,9 @@ template <KvType type, int R, int U>
 void add_units(const Run* runs, int32_t num_runs, int64_t offset, int32_t head_dim, const float* weights,
                float* out, int64_t out_ld) {
   F32x16 sums[R][2 * U];
+  DT_UNROLL
   for (int r = 0; r < R; ++r)
+    DT_UNROLL
     for (int c = 0; c < 2 * U; ++c) sums[r][c] = load(out + r * out_ld + c * kLanes);
   const int64_t stride = head_dim * kElementBytes<type>;
   for (const Run* run = runs; run != runs + num_runs; ++run) {
@@ -56,15 +58,20 @@ void add_units(const Run* runs, int32_t num_runs, int64_t offset, int32_t head_d
     const float* weight = weights + run->first_weight;
     for (int32_t token = 0; token < run->count; ++token, values += stride, ++weight) {
       F32x16 part[2 * U];
+      DT_UNROLL
       for (int u = 0; u < U; ++u)
         load_unit<type>(values + u * kUnit * kElementBytes<type>, part[2 * u], part[2 * u + 1]);
+      DT_UNROLL
       for (int r = 0; r < R; ++r) {
         const F32x16 factor = splat(weight[r * kSegmentTokens]);
+        DT_UNROLL
         for (int c = 0; c < 2 * U; ++c) sums[r][c] = fma(part[c], factor, sums[r][c]);
       }
     }
   }
+  DT_UNROLL
   for (int r = 0; r < R; ++r)
+    DT_UNROLL
     for (int c = 0; c < 2 * U; ++c) store(out + r * out_ld + c * kLanes, sums[r][c]);
 }
 
@@ -73,6 +80,7 @@ template <KvType type, int R>
 void add_rest(const Run* runs, int32_t num_runs, int64_t offset, int32_t width, int32_t head_dim,
               const float* weights, float* out, int64_t out_ld) {
   F32x16 sums[R];
+  DT_UNROLL
   for (int r = 0; r < R; ++r) sums[r] = load(out + r * out_ld);
   const int64_t stride = head_dim * kElementBytes<type>;
   alignas(64) char rest[kLanes * 4] = {};
@@ -86,9 +94,11 @@ void add_rest(const Run* runs, int32_t num_runs, int64_t offset, int32_t width, 
         from = rest;
       }
       const F32x16 part = load_sixteen<type>(from);
+      DT_UNROLL
       for (int r = 0; r < R; ++r) sums[r] = fma(part, splat(weight[r * kSegmentTokens]), sums[r]);
     }
   }
+  DT_UNROLL
   for (int r = 0; r < R; ++r) store(out + r * out_ld, sums[r]);
 }
 

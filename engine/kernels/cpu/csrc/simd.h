@@ -13,6 +13,8 @@
 #endif
 
 #define DT_INLINE static inline __attribute__((always_inline))
+// Before a loop of a known, small number of steps whose arrays should become registers.
+#define DT_UNROLL _Pragma("GCC unroll 32")
 
 namespace {
 
@@ -43,6 +45,9 @@ DT_INLINE F32x16 keep_at_least(F32x16 x, F32x16 least, F32x16 y) {
 DT_INLINE F32x16 round_even(F32x16 x) { return _mm512_roundscale_ps(x, 8); }
 // x * 2^n for whole n in [-126, 127].
 DT_INLINE F32x16 scale_by_power(F32x16 x, F32x16 n) { return _mm512_scalef_ps(x, n); }
+// x - floor(x), and x * 2^floor(n) for n in [-126, 127].
+DT_INLINE F32x16 fraction_of(F32x16 x) { return _mm512_reduce_ps(x, 9); }
+DT_INLINE F32x16 scale_by_floor(F32x16 x, F32x16 n) { return _mm512_scalef_ps(x, n); }
 // bf16 [16] -> float.
 DT_INLINE F32x16 load_bf16(const uint16_t* from) {
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -150,6 +155,9 @@ DT_INLINE __m256 power_of_two(__m256 n) {
 DT_INLINE F32x16 scale_by_power(F32x16 x, F32x16 n) {
   return {_mm256_mul_ps(x.low, power_of_two(n.low)), _mm256_mul_ps(x.high, power_of_two(n.high))};
 }
+DT_INLINE F32x16 floor_of(F32x16 x) { return {_mm256_floor_ps(x.low), _mm256_floor_ps(x.high)}; }
+DT_INLINE F32x16 fraction_of(F32x16 x) { return sub(x, floor_of(x)); }
+DT_INLINE F32x16 scale_by_floor(F32x16 x, F32x16 n) { return scale_by_power(x, floor_of(n)); }
 DT_INLINE __m256 widen_bf16(__m128i halves) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
@@ -277,6 +285,12 @@ DT_INLINE float power_of_two(float n) {
   return power;
 }
 DT_INLINE F32x16 scale_by_power(F32x16 x, F32x16 n) { DT_EACH(x.lane[i] * power_of_two(n.lane[i])); }
+DT_INLINE float floor_of(float x) {  // of what an int32 holds
+  const float whole = static_cast<float>(static_cast<int32_t>(x));
+  return whole > x ? whole - 1.0f : whole;
+}
+DT_INLINE F32x16 fraction_of(F32x16 x) { DT_EACH(x.lane[i] - floor_of(x.lane[i])); }
+DT_INLINE F32x16 scale_by_floor(F32x16 x, F32x16 n) { DT_EACH(x.lane[i] * power_of_two(floor_of(n.lane[i]))); }
 DT_INLINE float widen_bf16(uint16_t half) {
   const uint32_t bits = static_cast<uint32_t>(half) << 16;
   float wide;
