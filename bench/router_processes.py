@@ -89,6 +89,7 @@ async def our_router(core: int) -> AsyncGenerator[Target]:
         router = await stack.enter_async_context(_process([*command, *options], core=core))
         ready = await _line(router)
         port = int(ready.rsplit(":", 1)[1])
+        await answers(port, path="/health/ready")  # its streams to the workers are open
         yield Target("dovetail", port, router.pid, address)
 
 
@@ -145,7 +146,7 @@ async def _line(process: asyncio.subprocess.Process) -> str:
     return line.decode()
 
 
-async def answers(port: int, within_s: float = _START_S) -> None:
+async def answers(port: int, within_s: float = _START_S, path: str = "/health") -> None:
     """Return once somebody answers requests there.
 
     Raises:
@@ -155,7 +156,8 @@ async def answers(port: int, within_s: float = _START_S) -> None:
     while True:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            head = f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+            writer.write(head.encode())
             status = await reader.readline()
             writer.close()
         except OSError:
