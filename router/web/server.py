@@ -29,7 +29,11 @@ _ABORTED_S = 2.0
 """How long aborted answers may take to leave."""
 
 _CHECK_S = 0.5
-"""Between looks at every connection; a client that is gone is seen within two of them."""
+"""Between looks at every connection while there are answers; a client that is gone is seen within
+two of them."""
+
+_REST_SHARE = 0.25
+"""Of the time that an idle connection has at least: between looks while nobody waits for one."""
 
 _UNSENT_BYTES = 64 << 10
 """Of one client's answers in the kernel, without what is under way."""
@@ -100,6 +104,7 @@ class ApiServer:
         self._stops = asyncio.Event()
         self._no_connections = asyncio.Event()
         self._checking: asyncio.TimerHandle | None = None
+        self._rests = False
         self._serving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -168,13 +173,15 @@ class ApiServer:
             return
         self._connections.add(connection)
         if self._checking is None:
-            self._checking = asyncio.get_running_loop().call_later(_CHECK_S, self._check)
+            self._check_later()
 
     def lingers(self, connection: HttpConnection) -> None:
         """All its answers are out: a stop does not wait for it."""
         self._connections.discard(connection)
         self._lingering.add(connection)
         self._count()
+        if self._rests:
+            self._check_later()
 
     def closed(self, connection: HttpConnection) -> None:
         """It is gone."""
@@ -187,19 +194,30 @@ class ApiServer:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if self._rests:
+            self._check_later()
 
     def _count(self) -> None:
         if not self._connections:
             self._no_connections.set()
 
     def _check(self) -> None:
-        """A few times a second while there are connections (10,000 take 5 ms), never else."""
+        """Look at all connections (10,000 take 5 ms); never while there are none."""
         self._checking = None
         now = self._clock.now()
         for connection in (*self._connections, *self._lingering):
             connection.check(now)
         if self._connections or self._lingering:
-            self._checking = asyncio.get_running_loop().call_later(_CHECK_S, self._check)
+            self._check_later()
+
+    def _check_later(self) -> None:
+        """A few times a second while there are answers, else as idle connections' limits need."""
+        if self._checking is not None:
+            self._checking.cancel()
+        self._rests = not self._tasks and not self._lingering
+        limit_s = min(self.http.header_timeout_s, self.http.keepalive_timeout_s)
+        wait_s = max(_CHECK_S, _REST_SHARE * limit_s) if self._rests else _CHECK_S
+        self._checking = asyncio.get_running_loop().call_later(wait_s, self._check)
 
 
 def raise_open_file_limit() -> None:

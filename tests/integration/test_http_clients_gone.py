@@ -10,7 +10,8 @@ from typing import cast
 import pytest
 
 from core.clock import SystemClock
-from router.web import connection
+from router.web import connection, server
+from router.web.connection import HttpConnection
 from tests.echo_server import echoing, expect_echo, get
 from tests.raw_http import RawClient, raw_client
 from tests.router_server import ON_UVLOOP, until
@@ -192,6 +193,32 @@ async def test_an_idle_connection_is_closed_after_a_while() -> None:
         assert await client.has_ended()
     async with echoing(keepalive_timeout_s=0.1) as (_, port), raw_client(port) as client:
         assert await client.has_ended()
+
+
+async def test_idle_connections_are_looked_at_as_rarely_as_their_limits_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[HttpConnection] = []
+    check = HttpConnection.check
+
+    def counted(connection: HttpConnection, now: float) -> None:
+        looks.append(connection)
+        check(connection, now)
+
+    monkeypatch.setattr(HttpConnection, "check", counted)
+    monkeypatch.setattr(server, "_CHECK_S", 0.01)
+    async with echoing() as (app, port), raw_client(port) as client:
+        client.send(get("/a"))
+        await expect_echo(client, b"GET /a?")
+        await asyncio.sleep(0.1)
+        looks.clear()
+        await asyncio.sleep(0.3)
+        assert len(looks) <= 1
+        client.send(get("/wait"))
+        await until(lambda: app.waiting == 1)
+        await until(lambda: len(looks) >= 5)
+        app.gate.set()
+        await expect_echo(client, b"waited")
 
 
 async def test_answers_do_not_time_out() -> None:
