@@ -15,10 +15,10 @@ namespace {
 
 int32_t draw(float* logits, int32_t vocab_size, const SampleRow& row, float* maxima, float* scratch) {
   const Survey survey = scale_and_survey(logits, vocab_size, row.inverse_temperature, maxima);
-  const int32_t best_id = likeliest(logits, vocab_size, survey);
-  // Nothing is allowed, or nothing can be told apart: no noise decides.
-  if (!(__builtin_fabsf(survey.best) < __builtin_inff())) return best_id;
+  // Nothing is allowed, or nothing can be told apart: a token all the same, the torch sampler's.
+  if (!(__builtin_fabsf(survey.best) < __builtin_inff())) return vocab_size - 1;
   const float least = least_kept(logits, vocab_size, survey, row, scratch);
+  const int32_t best_id = likeliest(logits, vocab_size, survey);
   return gumbel_argmax(logits, vocab_size, survey, least, best_id, noise_key(row));
 }
 
