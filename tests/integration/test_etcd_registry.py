@@ -16,7 +16,7 @@ from control_plane.etcd import prefix_watch
 from control_plane.etcd.client import EtcdClient
 from control_plane.etcd.lease import Lease
 from control_plane.etcd.prefix_watch import PrefixWatch
-from control_plane.etcd.values import Deleted, KeyValue, Listing, Put
+from control_plane.etcd.values import Deleted, KeyValue, Listing, Look, Newest, Put
 from control_plane.ledger.reader import LedgerReader
 from control_plane.ledger.records import CacheCounters, Head
 from control_plane.ledger.writer import LedgerWriter
@@ -254,6 +254,36 @@ async def test_another_world_is_listed_again(client: EtcdClient, quick_poll: Non
     await put(client, WORLD, b"another")
     await mirror.until(lambda: mirror.num_listings == 2)
     await watch.close()
+
+
+async def test_a_poll_looks_at_keys_only_where_anything_was_written(
+    client: EtcdClient, quick_poll: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    thrice = asyncio.Event()
+    look, newest = client.look, client.newest
+
+    async def counted_look(key: str) -> Look:
+        calls.append("look")
+        if calls.count("look") == 3:
+            thrice.set()
+        return await look(key)
+
+    async def counted_newest(prefix: str) -> Newest:
+        calls.append("newest")
+        return await newest(prefix)
+
+    await put(client, WORLD, b"one")
+    mirror = Mirror()
+    watch = PrefixWatch(client, "/p/", mirror, world_key=WORLD)
+    await mirror.until(lambda: mirror.num_listings == 1)
+    monkeypatch.setattr(client, "look", counted_look)
+    monkeypatch.setattr(client, "newest", counted_newest)
+    async with asyncio.timeout(10.0):
+        await thrice.wait()
+    await watch.close()
+    assert calls.count("newest") <= 1
+    assert mirror.num_listings == 1
 
 
 async def test_a_watch_that_fell_silent_is_found(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from control_plane.rpc import codec, stream_end
 from control_plane.rpc.client import connect
 from control_plane.rpc.grpc_wire import ClientWire, new_channel, open_call
 from control_plane.rpc.interface import Stream
+from control_plane.rpc.peer_watch import PeerWatch
 from control_plane.rpc.server import RpcServer
 from core.clock import SystemClock
 from core.config import ControlPlaneConfig
@@ -310,6 +312,28 @@ async def test_a_killed_peer_closes_the_stream_at_once() -> None:
         await router.next("open")
         process.kill()
         assert "lost decode-0" in await router.next("closed", within_s=CONFIG.suspect_s)
+
+
+async def test_an_idle_stream_is_trusted_by_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: Counter[PeerWatch] = Counter()
+    hear = PeerWatch.heard
+    both_heard = asyncio.Event()
+
+    def counted(watch: PeerWatch, now: float) -> bool:
+        heard[watch] += 1
+        if len(heard) == 2 and min(heard.values()) >= 5:
+            both_heard.set()
+        return hear(watch, now)
+
+    monkeypatch.setattr(PeerWatch, "heard", counted)
+    async with serving() as (address, worker):
+        router = Recorder()
+        stream = await connect(address, ROUTER, router, config=CONFIG, clock=CLOCK)
+        async with asyncio.timeout(10.0):
+            await both_heard.wait()
+        assert abs(heard.total() - 2 * max(heard.values())) <= 2, "an answer for each heartbeat"
+        stream.close("done")
+        assert [(await end.next("open"), await end.next("closed"))[1] for end in (router, worker)]
 
 
 async def test_a_frozen_peer_is_suspect_and_comes_back() -> None:
