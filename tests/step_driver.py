@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from core.config import EngineConfig
@@ -14,13 +15,22 @@ from core.ids import BlockId, SlotId
 from core.kv_layout import KvDtype
 from core.sampling_params import SamplingParams
 from engine.executor.interface import NewBlocks, SlotAdded, SlotResult, SlotWork, StepPlan
+from engine.executor.native_executor import NativeExecutor
+from engine.executor.native_model import load_model, native_tile_order
 from engine.executor.torch_executor import TorchExecutor
 from engine.models.read_spec import read_spec
-from engine.models.spec import kv_layout_for
+from engine.models.spec import kv_dtype_for, kv_layout_for
 from kv_transfer.region import HostRegion
 
 GREEDY = SamplingParams(temperature=0.0)
-EXACT = EngineConfig(weights="f32", kv_dtype="f32", threads=1)  # 2 collapse on a shared machine
+# In torch, 2 threads collapse on a shared machine.
+EXACT = EngineConfig(executor="torch", weights="f32", kv_dtype="f32", threads=1)
+NATIVE = replace(EXACT, executor="native")
+_TORCH_DTYPES = {
+    KvDtype.F32: torch.float32,
+    KvDtype.BF16: torch.bfloat16,
+    KvDtype.INT8: torch.int8,
+}
 
 
 class StepDriver:
@@ -29,16 +39,27 @@ class StepDriver:
     Args:
         path: the model.
         num_blocks: in the pool.
-        config: `EXACT` by default: float32 weights and cache.
+        config: `EXACT` by default: float32 weights and cache, in torch.
+        table: the native kernels to use; by default the best here.
     """
 
-    def __init__(self, path: Path, num_blocks: int, config: EngineConfig = EXACT) -> None:
+    def __init__(
+        self, path: Path, num_blocks: int, config: EngineConfig = EXACT, table: Any = None
+    ) -> None:
         self.spec = read_spec(path)
-        kv_dtype = KvDtype.F32 if config.kv_dtype == "f32" else KvDtype.BF16
-        self.layout = kv_layout_for(self.spec, kv_dtype, config.block_size)
+        kv_dtype = kv_dtype_for(config.kv_dtype)
+        is_native = config.executor == "native"
+        order = native_tile_order(kv_dtype) if is_native else "token_major"
+        self.layout = kv_layout_for(self.spec, kv_dtype, config.block_size, order)
         self.region = HostRegion(num_blocks * self.layout.block_bytes)
-        self.executor = TorchExecutor(self.spec, path, config, self.layout, self.region, num_blocks)
-        self.torch_dtype = torch.float32 if kv_dtype == KvDtype.F32 else torch.bfloat16
+        places = (config, self.layout, self.region, num_blocks)
+        self.executor: TorchExecutor | NativeExecutor
+        if is_native:
+            model = load_model(self.spec, path, config.weights, table=table)
+            self.executor = NativeExecutor(self.spec, model, *places)
+        else:
+            self.executor = TorchExecutor(self.spec, path, *places)
+        self.torch_dtype = _TORCH_DTYPES[kv_dtype]
         self.tables: dict[int, list[BlockId]] = {}
         self._free = [BlockId(block) for block in reversed(range(num_blocks))]
         self._number = 0
@@ -56,9 +77,10 @@ class StepDriver:
         return torch.frombuffer(raw, dtype=self.torch_dtype)
 
     def poison(self, block_ids: Sequence[BlockId]) -> None:
-        """Fill blocks with NaN."""
+        """Fill blocks with NaN; of int8, their scales are what is NaN."""
+        size = self.layout.block_bytes
         for block_id in block_ids:
-            self.block(block_id).fill_(float("nan"))
+            self.region.view()[block_id * size : (block_id + 1) * size] = b"\xff" * size
 
     def take(self, count: int) -> tuple[BlockId, ...]:
         """Take free blocks, which hold NaN."""
@@ -103,7 +125,7 @@ class StepDriver:
 
     def logits(self, *work: SlotWork, **delta: Any) -> Tensor:
         """Run one step for its logits: float32 [query tokens, vocab_size]."""
-        return self.executor.logits_of(self.plan(*work, **delta))
+        return torch.as_tensor(self.executor.logits_of(self.plan(*work, **delta)))
 
     def remove(self, *slots: int) -> None:
         """End sequences; their blocks are poisoned and free."""

@@ -12,13 +12,8 @@ import torch
 
 from core.ids import BlockId, SlotId
 from core.kv_layout import KvLayout
-from engine.executor.interface import (
-    NewBlocks,
-    SlotAdded,
-    StepPlan,
-    TableEdit,
-    refuse_adapter,
-)
+from engine.executor.interface import NewBlocks, SlotAdded, StepPlan, TableEdit
+from engine.executor.plan_checks import check_added, check_group
 from engine.kernels.host_device import integers_on
 from engine.sampling.slot_sampling import SlotSampling, resolve
 
@@ -78,16 +73,7 @@ class SlotState:
             self._edit(edit)
 
     def _add(self, added: SlotAdded) -> None:
-        if not 0 <= added.slot < self._num_slots or added.slot in self.by_id:
-            msg = f"slot {added.slot}: must be free and below {self._num_slots}"
-            raise ValueError(msg)
-        if not added.num_computed < len(added.token_ids) <= self.max_tokens:
-            msg = (
-                f"slot {added.slot}: {len(added.token_ids)} tokens, {added.num_computed} computed; "
-                f"at most {self.max_tokens} tokens, and at least one to compute"
-            )
-            raise ValueError(msg)
-        refuse_adapter(added)
+        check_added(added, self.by_id, num_slots=self._num_slots, max_tokens=self.max_tokens)
         slot = Slot(added, resolve(added.sampling, self._device))
         self.by_id[added.slot] = slot
         tokens = integers_on(self._device, added.token_ids)
@@ -97,7 +83,7 @@ class SlotState:
         self._extend(added.slot, table)
 
     def _append(self, new: NewBlocks) -> None:
-        _check_group(new.group)
+        check_group(new.group)
         self._extend(new.slot, new.block_ids)
 
     def _extend(self, slot_id: SlotId, block_ids: Sequence[BlockId]) -> None:
@@ -107,12 +93,6 @@ class SlotState:
         self.tables[slot_id, first : len(table)] = integers_on(self._device, block_ids)
 
     def _edit(self, edit: TableEdit) -> None:
-        _check_group(edit.group)
+        check_group(edit.group)
         self.by_id[edit.slot].table[edit.index] = edit.block_id
         self.tables[edit.slot, edit.index] = edit.block_id
-
-
-def _check_group(group: int) -> None:
-    if group:
-        msg = f"KV group {group}: this model has one group, 0"
-        raise ValueError(msg)

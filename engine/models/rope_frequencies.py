@@ -36,7 +36,7 @@ def rope_frequencies(
     """
     if powers is None:
         base = np.float64(np.float32(theta))
-        powers = (base ** exponents(head_dim).astype(np.float64)).astype(np.float32)
+        powers = np.power(base, exponents(head_dim), dtype=np.float64).astype(np.float32)
     plain = _reciprocal(powers)
     match scaling:
         case None:
@@ -46,8 +46,11 @@ def rope_frequencies(
         case Llama3Scaling():
             return _llama3(plain, scaling)
         case YarnScaling(factor=factor):
-            kept = np.float32(1) - _yarn_ramp(head_dim, theta, scaling)
-            return _reciprocal(np.float32(factor) * powers) * (np.float32(1) - kept) + plain * kept
+            ramp = _yarn_ramp(head_dim, theta, scaling)
+            kept = np.subtract(1, ramp, dtype=np.float32)
+            divided = _reciprocal(np.float32(factor) * powers)
+            ramped: Floats = divided * np.subtract(1, kept, dtype=np.float32)
+            return ramped + plain * kept
         case FrequencyDivisors(divisors=divisors):
             return plain / np.array(divisors, np.float32)
 
@@ -63,7 +66,7 @@ def attention_factor(scaling: RopeScaling | None) -> float:
 
 
 def _reciprocal(x: Floats) -> Floats:
-    return np.float32(1.0) / x
+    return np.divide(np.float32(1.0), x, dtype=np.float32)
 
 
 def _llama3(plain: Floats, scaling: Llama3Scaling) -> Floats:

@@ -41,6 +41,11 @@ class StoredWeight(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     raw: Bytes
 
+    def rows(self, first: int, count: int) -> StoredWeight:
+        """Return at most `count` rows from `first` on."""
+        raw = self.raw[first : first + count]
+        return StoredWeight(self.dtype, (len(raw), *self.shape[1:]), raw)
+
     def float32(self) -> Floats:
         """Return the values, float32 of `shape`, a new array."""
         return dequantize(np.ascontiguousarray(self.raw).reshape(-1), self.dtype, self.shape)

@@ -1,4 +1,4 @@
-"""The torch executor against transformers, float32 weights and cache, on the real model.
+"""The executors against transformers, float32 weights and cache, on the real model.
 
 Every free block and every unwritten position holds NaN, so a read beyond a sequence shows.
 """
@@ -16,7 +16,7 @@ from core.sampling_params import SamplingParams
 from tests.figures import Figures
 from tests.oracle import REFERENCE_MARGIN, Oracle, disagreements, smollm2
 from tests.prompt_scores import joined
-from tests.step_driver import StepDriver, work
+from tests.step_driver import EXACT, NATIVE, StepDriver, work
 
 TOLERANCE = 5e-4
 PROMPT = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411]
@@ -28,9 +28,9 @@ def oracle() -> Oracle:
     return smollm2()
 
 
-@pytest.fixture(scope="module")
-def driver(oracle: Oracle) -> Iterator[StepDriver]:
-    driver = StepDriver(oracle.path, num_blocks=200)
+@pytest.fixture(scope="module", params=[EXACT, NATIVE], ids=lambda config: config.executor)
+def driver(request: pytest.FixtureRequest, oracle: Oracle) -> Iterator[StepDriver]:
+    driver = StepDriver(oracle.path, num_blocks=200, config=request.param)
     yield driver
     driver.close()
 

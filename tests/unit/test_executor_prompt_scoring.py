@@ -1,8 +1,9 @@
-"""Prompt tokens' scores out of the torch executor: whole, chunked, beside others, in slices."""
+"""Prompt tokens' scores out of the executors: whole, chunked, beside others, in slices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,18 +15,20 @@ from engine.executor import prompt_scoring
 from engine.executor.prompt_scoring import SLICE_ROWS
 from engine.sampling.prompt_logprobs import PromptScores, score
 from tests.prompt_scores import joined
-from tests.step_driver import StepDriver, work
+from tests.step_driver import EXACT, NATIVE, StepDriver, work
 from tests.tiny_models import save_tiny
 
 PROMPT = [(7 * index * index + 3) % 97 for index in range(2 * SLICE_ROWS + 22)]
 SAMPLED = SamplingParams(temperature=0.0, logprobs=1)
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StepDriver]:
+@pytest.fixture(scope="module", params=[EXACT, NATIVE], ids=lambda config: config.executor)
+def driver(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StepDriver]:
     directory = tmp_path_factory.mktemp("tiny")
     save_tiny(directory)
-    driver = StepDriver(directory, num_blocks=128)
+    driver = StepDriver(directory, num_blocks=128, config=request.param)
     yield driver
     driver.close()
 
@@ -106,9 +109,10 @@ def test_outputs_that_are_known_are_not_scored(driver: StepDriver) -> None:
     driver.remove(0)
 
 
-def test_logits_exist_a_slice_at_a_time(
-    driver: StepDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_exist_a_slice_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In torch; the native library has room for so many rows."""
+    save_tiny(tmp_path)
+    driver = StepDriver(tmp_path, num_blocks=128)
     seen: list[int] = []
 
     def recorded(logits: Tensor, token_ids: Tensor, num_top: int) -> PromptScores:
@@ -117,6 +121,7 @@ def test_logits_exist_a_slice_at_a_time(
 
     monkeypatch.setattr(prompt_scoring, "score", recorded)
     parts_of(driver, [len(PROMPT)], 1)
+    driver.close()
     assert seen == [SLICE_ROWS, SLICE_ROWS, len(PROMPT) - 1 - 2 * SLICE_ROWS]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from core.config import EngineConfig
 from engine.models.read_spec import read_spec
-from tests.step_driver import StepDriver, work
+from tests.step_driver import EXACT, NATIVE, StepDriver, work
 from tests.tiny_models import TOKENS, llama3_scaling, reference, save_tiny
 
 TOLERANCE = 1e-4
@@ -83,12 +83,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     model = save_tiny(tmp_path, **FAMILIES[family])
-    driver = StepDriver(tmp_path, num_blocks=64)
     expected = reference(model, TOKENS)
-    for size, num_decodes in ((150, 0), (7, 0), (16, 0), (64, 0), (90, 60)):
-        ours = logits_in_chunks(driver, size, num_decodes)
-        torch.testing.assert_close(ours, expected, atol=TOLERANCE, rtol=0.0)
-    driver.close()
+    for config in (EXACT, NATIVE):
+        driver = StepDriver(tmp_path, num_blocks=64, config=config)
+        for size, num_decodes in ((150, 0), (7, 0), (16, 0), (64, 0), (90, 60)):
+            ours = logits_in_chunks(driver, size, num_decodes)
+            torch.testing.assert_close(ours, expected, atol=TOLERANCE, rtol=0.0)
+        driver.close()
 
 
 def logits_in_chunks(driver: StepDriver, size: int, num_decodes: int = 0) -> Tensor:

@@ -1,0 +1,175 @@
+"""The executor that computes on CPUs without torch: one call into the native library a step.
+
+    submit   apply the delta -> rows -> forward pass
+    sample   draw tokens, append them, advance or roll back lengths
+    collect  read tokens back
+
+The library computes in the caller's thread and its own, with the GIL released.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from core.clock import Clock, SystemClock
+from core.config import EngineConfig
+from core.ids import SlotId
+from core.kv_layout import KvLayout
+from core.memory_region import MemoryRegion
+from engine.executor.interface import Handle, StepPlan, StepResult
+from engine.executor.native_model import NativeModel, native_tile_order
+from engine.executor.native_runner import NativeRunner, signal_callback
+from engine.executor.native_slots import NativeSlots
+from engine.executor.native_step import NativeStep
+from engine.kernels.cpu.library import ABI_VERSION
+from engine.models.spec import ModelSpec
+
+
+class NativeExecutor:
+    """Implements `engine.executor.interface.Executor`.
+
+    Args:
+        spec: what `read_spec(path)` returned.
+        model: what `load_model` made of its file.
+        config: slots, threads.
+        layout: of the blocks, with keys in the kernels' order (`native_tile_order`).
+        region: holds them; its address is read anew each step.
+        num_blocks: blocks in the region.
+
+    Attributes:
+        clock: measures steps.
+        on_signal: called with the layer index once this step's keys and values of it are written.
+
+    Raises:
+        ModelError: the library cannot run the model.
+        ValueError: the layout is one that the kernels cannot address.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        model: NativeModel,
+        config: EngineConfig,
+        layout: KvLayout,
+        region: MemoryRegion,
+        num_blocks: int,
+    ) -> None:
+        self.clock: Clock = SystemClock()
+        self.on_signal: Callable[[int], None] | None = None
+        self._layout = layout
+        self._region = region
+        self._num_blocks = num_blocks
+        self._spec = spec
+        _check_region(layout, region, num_blocks)
+        max_tokens = min(spec.max_positions, num_blocks * layout.block_size) + 1
+        self._slots = NativeSlots(config.max_slots, max_tokens, layout, spec.vocab_size)
+        self._runner = NativeRunner(
+            spec,
+            model,
+            layout,
+            max_positions=max_tokens,
+            num_threads=config.threads or len(os.sched_getaffinity(0)),
+        )
+        self._steps: deque[tuple[NativeStep, float]] = deque()
+        self._next = 0
+        self._numerics = (
+            f"native-{ABI_VERSION}/{model.table.name.decode()}/weights-{model.kind}/"
+            f"kv-{layout.layers[0].dtype.value}/tp-1"
+        )
+
+    @property
+    def layout(self) -> KvLayout:
+        """Layout of the blocks it reads and writes."""
+        return self._layout
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that its region holds."""
+        return self._num_blocks
+
+    @property
+    def numerics(self) -> str:
+        """Id of everything that can change a token."""
+        return self._numerics
+
+    def submit(self, plan: StepPlan) -> Handle:
+        """Apply the delta and run the forward pass."""
+        started = self.clock.now()
+        self._steps.append((self._forward(plan), started))
+        return Handle(plan.number)
+
+    def sample(self, handle: Handle, masks: Mapping[SlotId, Any] | None = None) -> None:
+        """Draw the step's tokens and advance its slots."""
+        step, _ = self._steps[-1]
+        if step.plan.number != handle or step.is_sampled:
+            msg = f"sample({handle}): step {step.plan.number} is the one to sample, once"
+            raise ValueError(msg)
+        draws = step.draws(masks or {})
+        if draws is not None:
+            self._runner.draw(draws.items)
+        step.advance(draws)
+
+    def collect(self, handle: Handle) -> StepResult:
+        """Return the oldest step's results."""
+        step, started = self._steps.popleft()
+        if step.plan.number != handle or not step.is_sampled:
+            msg = f"collect({handle}): step {step.plan.number} is the oldest, and must be sampled"
+            raise ValueError(msg)
+        return StepResult(step.plan.number, step.results(), self.clock.now() - started)
+
+    def logits_of(self, plan: StepPlan) -> npt.NDArray[np.float32]:
+        """Run a plan that samples nothing; return all rows' logits instead (for oracles).
+
+        Returns:
+            float32 [query tokens, vocab_size], in the order of the plan's work.
+        """
+        step = self._forward(plan, select_all=True)
+        step.advance(None)
+        return self._runner.logits(step.num_rows)
+
+    def close(self) -> None:
+        """Free everything but the region."""
+        self._steps.clear()
+        self._runner.close()
+
+    def _forward(self, plan: StepPlan, *, select_all: bool = False) -> NativeStep:
+        if plan.number != self._next:
+            msg = f"plan {plan.number}: {self._next} is the next, without gaps"
+            raise ValueError(msg)
+        if self._steps and not self._steps[-1][0].is_sampled:
+            msg = f"plan {plan.number}: step {self._steps[-1][0].plan.number} was not sampled yet"
+            raise ValueError(msg)
+        self._next += 1
+        self._slots.apply(plan)
+        step = NativeStep(
+            plan,
+            self._slots,
+            hidden_size=self._spec.hidden_size,
+            vocab_size=self._spec.vocab_size,
+            select_all=select_all,
+        )
+        on_signal = signal_callback(self.on_signal)
+        inputs, kept = step.inputs(self._region.address, on_signal)
+        self._runner.forward(inputs)
+        del kept
+        return step
+
+
+def _check_region(layout: KvLayout, region: MemoryRegion, num_blocks: int) -> None:
+    if region.num_bytes < num_blocks * layout.block_bytes:
+        msg = (
+            f"{num_blocks} blocks of {layout.block_bytes} bytes do not fit into a region of "
+            f"{region.num_bytes} bytes"
+        )
+        raise ValueError(msg)
+    for layer in layout.layers:
+        wanted = native_tile_order(layer.dtype)
+        if layer.tile_order != wanted:
+            msg = f"tile order {layer.tile_order!r}: the native kernels read {wanted!r}"
+            raise ValueError(msg)

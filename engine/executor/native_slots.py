@@ -1,0 +1,90 @@
+"""What the native executor keeps of each slot: tokens and tables as the library reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from core.ids import BlockId, SlotId
+from core.kv_layout import KvLayout
+from engine.executor.interface import NewBlocks, SlotAdded, StepPlan, TableEdit
+from engine.executor.native_sampling import NativeSampling, resolve
+from engine.executor.plan_checks import check_added, check_group
+
+Integers = npt.NDArray[np.int32]
+
+
+class NativeSlot:
+    """One sequence.
+
+    Attributes:
+        length: computed positions.
+        num_blocks: in its table.
+    """
+
+    def __init__(self, added: SlotAdded, sampling: NativeSampling) -> None:
+        self.slot = added.slot
+        self.sampling = sampling
+        self.sample_index = added.sample_index
+        self.num_prompt = added.num_prompt
+        self.return_hidden = added.return_hidden
+        self.prompt_logprobs = added.prompt_logprobs
+        self.length = added.num_computed
+        self.num_blocks = 0
+
+
+class NativeSlots:
+    """Slots by id, updated in place by each plan's delta.
+
+    Args:
+        num_slots: ids are below.
+        max_tokens: tokens that a sequence may reach.
+        layout: for the block size.
+        vocab_size: of the model.
+
+    Attributes:
+        token_ids: int32 [num_slots, max_tokens].
+        tables: int32 [num_slots, blocks], block ids.
+    """
+
+    def __init__(self, num_slots: int, max_tokens: int, layout: KvLayout, vocab_size: int) -> None:
+        self.by_id: dict[SlotId, NativeSlot] = {}
+        self._num_slots = num_slots
+        self._max_tokens = max_tokens
+        self._vocab_size = vocab_size
+        self.token_ids: Integers = np.zeros((num_slots, max_tokens), np.int32)
+        self.tables: Integers = np.zeros((num_slots, layout.blocks_for(max_tokens)), np.int32)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Apply the plan's slots, new blocks and table edits, in this order."""
+        for slot in plan.removed:
+            del self.by_id[slot]
+        for added in plan.added:
+            self._add(added)
+        for new in plan.new_blocks:
+            self._append(new)
+        for edit in plan.table_edits:
+            self._edit(edit)
+
+    def _add(self, added: SlotAdded) -> None:
+        check_added(added, self.by_id, num_slots=self._num_slots, max_tokens=self._max_tokens)
+        self.by_id[added.slot] = NativeSlot(added, resolve(added.sampling, self._vocab_size))
+        self.token_ids[added.slot, : len(added.token_ids)] = added.token_ids
+        (table,) = added.block_tables
+        self._extend(added.slot, table)
+
+    def _append(self, new: NewBlocks) -> None:
+        check_group(new.group)
+        self._extend(new.slot, new.block_ids)
+
+    def _extend(self, slot_id: SlotId, block_ids: Sequence[BlockId]) -> None:
+        slot = self.by_id[slot_id]
+        end = slot.num_blocks + len(block_ids)
+        self.tables[slot_id, slot.num_blocks : end] = block_ids
+        slot.num_blocks = end
+
+    def _edit(self, edit: TableEdit) -> None:
+        check_group(edit.group)
+        self.tables[edit.slot, edit.index] = edit.block_id

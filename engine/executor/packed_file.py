@@ -1,0 +1,91 @@
+"""A file of packed weights, which all workers of a machine map: one copy in memory, packed once.
+
+    CACHE/KEY.vN        the bytes, and nothing else
+    CACHE/KEY.vN.PID    one that is being written
+
+A file gets its name when it is whole, so whoever finds it may map it. Without a cache, or where it
+cannot be written, a process packs into memory of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from engine.executor.native_weights import PACKING_VERSION, Bytes
+
+_log = logging.getLogger(__name__)
+
+Pack = Callable[[Bytes], None]
+"""Fills zeroed memory."""
+
+
+def open_packed(cache: Path | None, key: str, num_bytes: int, pack: Pack) -> Bytes:
+    """Return packed weights, uint8 [num_bytes], from a multiple of 4,096 bytes on.
+
+    Args:
+        cache: a directory, made where it is missing; None: no file is read or written.
+        key: names model, types and kernels.
+        num_bytes: of the packed weights.
+        pack: packs them, where no file has them yet.
+    """
+    if cache is not None:
+        path = cache / f"{key}.v{PACKING_VERSION}"
+        try:
+            return _mapped(path, num_bytes)
+        except OSError:
+            _log.debug("%s is not there yet", path)
+        try:
+            _write(path, num_bytes, pack)
+            _remove_older(path, key)
+            return _mapped(path, num_bytes)
+        except OSError as error:
+            _log.warning("packed weights are not kept for the next start: %s", error)
+    memory = mmap.mmap(-1, num_bytes)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    packed = np.frombuffer(memory, np.uint8)
+    pack(packed)
+    return packed
+
+
+def _mapped(path: Path, num_bytes: int) -> Bytes:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size != num_bytes:
+            msg = f"{path} is of another size than {num_bytes} bytes"
+            raise OSError(msg)
+        mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+    mapped.madvise(mmap.MADV_WILLNEED)
+    return np.frombuffer(mapped, np.uint8)
+
+
+def _write(path: Path, num_bytes: int, pack: Pack) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        with fresh.open("w+b") as file:
+            # Where the disk is full this says so; a write to a mapped hole would end the process.
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            with mmap.mmap(file.fileno(), num_bytes) as mapped:
+                memory = np.frombuffer(mapped, np.uint8)
+                pack(memory)
+                del memory  # or the map could not be closed
+        if not path.exists():  # else another worker was faster, whose copy then serves both
+            fresh.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
+def _remove_older(path: Path, key: str) -> None:
+    """Remove what other versions packed of this model, and what processes left that died at it."""
+    for other in path.parent.glob(f"{key}.v*"):
+        name, _, pid = other.name.removeprefix(f"{key}.").partition(".")
+        is_current = other.with_name(f"{key}.{name}") == path
+        if not is_current or (pid and not Path("/proc", pid).exists()):
+            other.unlink(missing_ok=True)
