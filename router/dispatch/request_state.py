@@ -44,6 +44,11 @@ class Phase(enum.StrEnum):
     ENDED = "ended"
 
 
+_STREAMING = Phase.STREAMING
+_FAILURES = (FinishReason.ABORT, FinishReason.ERROR)
+"""Looked up once: a class's members are slow to find, and these are needed with every token."""
+
+
 class RetryRules(msgspec.Struct, frozen=True):
     """How long trouble is borne; seconds.
 
@@ -218,7 +223,7 @@ class RequestState:
         if update.start_index > known or (update.finish_reason and end < known):
             span = f"tokens {update.start_index} to {end}"
             return self._broken(f"{span} of sample {update.sample_index} after {known}", now)
-        if update.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+        if update.finish_reason in _FAILURES:
             return self._broken(f"finish reason {update.finish_reason}", now)
         if update.start_index < known:
             update = _without_known(update, known)
@@ -228,7 +233,7 @@ class RequestState:
 
     def _accept(self, update: TokenUpdate, now: float) -> Sequence[Effect]:
         self._outputs[update.sample_index].extend(update.token_ids)
-        self.phase = Phase.STREAMING
+        self.phase = _STREAMING
         self.progress_at = now
         if self._trouble is not None:
             self._trouble = None

@@ -33,6 +33,7 @@ class RequestStream:
         self._on_abort = on_abort
         self._on_finish_sample = on_finish_sample
         self._updates = UpdateBacklog()
+        self._has_updates = False  # asked several times a token, so not of the backlog
         self._prompt_logprobs: list[PromptLogprobs] = []
         self._waiter: asyncio.Future[None] | None = None
         self._has_ended = False
@@ -77,7 +78,7 @@ class RequestStream:
         Raises:
             RequestError: the request cannot be finished; all updates before were returned.
         """
-        while not self._updates:
+        while not self._has_updates:
             if self._error is not None:
                 raise self._error
             if self._has_ended:
@@ -88,6 +89,7 @@ class RequestStream:
                 await self._waiter
             finally:
                 self._waiter = None
+        self._has_updates = False
         return self._updates.take()
 
     def abort(self) -> None:
@@ -101,6 +103,7 @@ class RequestStream:
     def put(self, update: TokenUpdate) -> None:
         """Append one update and wake the reader."""
         self._updates.put(update)
+        self._has_updates = True
         self._wake()
 
     def put_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
@@ -125,5 +128,6 @@ class RequestStream:
         self._trace = msgspec.structs.replace(trace, attempt=num_dispatches - 1 + trace.attempt)
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -2,7 +2,7 @@
 
     bytes -> parser -> exchanges in order -> answers -> bytes
 
-- Back-pressure both ways: an answer waits while the client does not read (`drained`), and reading
+- Back-pressure both ways: an answer waits while the client does not read (`writable`), and reading
   pauses while the application, or a queue of pipelined requests, is behind.
 - A client that closes its sending half still gets its answers. One that is gone looks the same, or
   hides behind requests that are not read yet. So both are probed: what is sent to who is gone comes
@@ -99,8 +99,8 @@ class HttpConnection(asyncio.Protocol):
         "_transport",
         "_unparsed",
         "_waiting",
-        "_writable",
         "_written",
+        "writable",
     )
 
     def __init__(self, app: AsgiApp, owner: ConnectionOwner) -> None:
@@ -121,7 +121,7 @@ class HttpConnection(asyncio.Protocol):
         self._head_since: float | None = None  # an unfinished head was there at this check
         self._written = 0  # bytes, in all
         self._taken = (0, self._since)  # of those the client took, and when it was seen to
-        self._writable: asyncio.Future[None] | None = None
+        self.writable: asyncio.Future[None] | None = None
 
     # -- asyncio's side --------------------------------------------------------------------------
 
@@ -164,10 +164,10 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        self._writable = asyncio.get_running_loop().create_future()
+        self.writable = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
-        writable, self._writable = self._writable, None
+        writable, self.writable = self.writable, None
         if writable is not None and not writable.done():
             writable.set_result(None)
 
@@ -194,10 +194,6 @@ class HttpConnection(asyncio.Protocol):
         if data and self._lingers_until is None and not self._transport.is_closing():
             self._written += len(data)
             self._transport.write(data)
-
-    async def drained(self) -> None:
-        while self._writable is not None:
-            await asyncio.shield(self._writable)
 
     def wants_more(self) -> None:
         self._parse_unparsed()

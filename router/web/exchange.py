@@ -34,12 +34,13 @@ _BODILESS = (204, 304)
 class Wire(Protocol):
     """What an exchange needs of its connection."""
 
-    def write(self, data: bytes) -> None:
-        """Send, without waiting."""
+    @property
+    def writable(self) -> asyncio.Future[None] | None:
+        """Done when the client took enough of what was sent, or is gone; None while it has."""
         ...
 
-    async def drained(self) -> None:
-        """Return when the client took enough of what was sent, or is gone."""
+    def write(self, data: bytes) -> None:
+        """Send, without waiting."""
         ...
 
     def wants_more(self) -> None:
@@ -78,6 +79,7 @@ class Exchange:
         "_has_sent_head",
         "_head",
         "_is_chunked",
+        "_is_head",
         "_is_lost",
         "_is_read",
         "_keeps_alive",
@@ -107,6 +109,7 @@ class Exchange:
         self._has_sent_all = False  # and the client has taken enough of it: `_has_answered`
         self._has_answered = False
         self._is_chunked = False
+        self._is_head = head.method == "HEAD"
         self._probe = b""
 
     # -- the connection's side -------------------------------------------------------------------
@@ -231,7 +234,8 @@ class Exchange:
             self._has_sent_all = True
             self._probe = b""
         self._wire.write(data)
-        await self._wire.drained()
+        while (writable := self._wire.writable) is not None:
+            await asyncio.shield(writable)
         if not more and not self._is_lost:
             self._has_answered = True
             self._wake()
@@ -261,7 +265,7 @@ class Exchange:
         return b"\r\n".join([*lines, b"", self._framed(body, more=more)])
 
     def _framed(self, body: bytes, *, more: bool) -> bytes:
-        if self.scope["method"] == "HEAD":
+        if self._is_head:
             return b""
         if not self._is_chunked:
             return body

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
 import msgspec
 
@@ -76,8 +76,12 @@ class Router:
         found = self._find_prefix(path)
         return "other" if found is None else found + "{" + self._prefixes[found][0] + "}"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, with 404 or 405 where no route does."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer one request, with 405 where no route of this path does.
+
+        Raises:
+            RequestError: 404 where there is none of this path.
+        """
         path, method = scope["path"], scope["method"]
         methods = self._exact.get(path)
         if methods is None:
@@ -88,11 +92,10 @@ class Router:
             scope["path_params"] = {name: path.removeprefix(prefix)}
         endpoint = methods.get(method)
         if endpoint is not None:
-            await endpoint(scope, receive, send)
-            return
+            return endpoint(scope, receive, send)
         error = method_not_allowed(method, path)
         headers = [*error_headers(error), (b"allow", ", ".join(sorted(methods)).encode())]
-        await send_bytes(send, error.status, error_body(error), headers)
+        return send_bytes(send, error.status, error_body(error), headers)
 
     def _find_prefix(self, path: str) -> str | None:
         for prefix in self._prefixes:
