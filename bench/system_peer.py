@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from bench.router_processes import PEER as ROUTER
 from bench.router_processes import answers, free_port
 from core.environment import child_environment
 
-START_S = 180.0
+START_S = 300.0
 MODEL = "peer"
 
 
@@ -99,16 +100,22 @@ async def _process(
 ) -> AsyncGenerator[int]:
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, env=environment, stdout=output, stderr=output
+            *command,
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         try:
             yield process.pid
         finally:
+            # Its own children would outlive it, and spin.
             with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            try:
+                os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(20):
                     await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
