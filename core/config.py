@@ -57,7 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         mock_step_s, mock_prompt_token_s: the mock's seconds a step and a prompt token.
     """
 
-    executor: Literal["auto", "native", "torch", "mock"] = "torch"
+    executor: Literal["auto", "native", "torch", "mock"] = "auto"
     weights: WeightsChoice = "auto"
     kv_dtype: KvDtypeChoice = "auto"
     kv_memory: int = 1 << 30

@@ -29,6 +29,18 @@ def temporary_directory() -> Path:
     return Path(tempfile.gettempdir())
 
 
+def cache_directory() -> Path | None:
+    """Return where files go that can be made again, by the XDG base directory specification; None:
+    this user has no such place."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):  # others are to be ignored
+        return Path(named, "dovetail")
+    try:
+        return Path.home() / ".cache" / "dovetail"
+    except RuntimeError:
+        return None
+
+
 def pip_command() -> str:
     """Return what a user types for the pip of this Python: another one would install elsewhere."""
     if sys.prefix == sys.base_prefix:

@@ -198,7 +198,9 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument("--served-model-name", metavar="NAME", help="the model's name in the API")
     model.add_argument(
-        "--executor", metavar="NAME", help="torch (default), or mock: timing without a model"
+        "--executor",
+        metavar="NAME",
+        help="auto (default), native, torch, or mock: timing without a model",
     )
 
 

@@ -11,14 +11,18 @@ from pathlib import Path
 import msgspec
 
 from core.config import Config
+from core.environment import cache_directory
 from core.errors import ConfigError
 from core.kv_layout import KvLayout
+from deploy.worker.executor_choice import ExecutorName, choose_executor, layout_for
 from engine.engine import Engine, settings_for
 from engine.executor.interface import Executor
 from engine.executor.mock_executor import MockExecutor
 from engine.executor.mock_pool import mock_layout
+from engine.executor.native_executor import NativeExecutor
+from engine.executor.native_model import load_model
 from engine.models.read_spec import read_spec
-from engine.models.spec import ModelSpec, kv_dtype_for, kv_layout_for
+from engine.models.spec import ModelSpec
 from kv_transfer.region import HostRegion
 
 _log = logging.getLogger(__name__)
@@ -28,11 +32,13 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
     """What a worker can say of its replica before any weight is read.
 
     Attributes:
+        executor: which one computes.
         model_name: as the API names it.
         max_model_len: tokens of prompt and output together, cut to the pool.
     """
 
     spec: ModelSpec
+    executor: ExecutorName
     model_name: str
     layout: KvLayout
     num_blocks: int
@@ -47,17 +53,18 @@ def plan_replica(config: Config, model_path: Path) -> ReplicaPlan:
         ConfigError: the pool holds less than two blocks, or there is no pool for the device.
     """
     engine = config.engine
-    if engine.executor == "torch" and engine.device != "cpu":
+    if engine.executor != "mock" and engine.device != "cpu":
         msg = (
             f"engine.device = {engine.device!r}: must be 'cpu'; KV blocks live in host memory, "
             "and a pool in a device's memory does not exist yet"
         )
         raise ConfigError(msg)
     spec = read_spec(model_path)
-    if engine.executor == "mock":
+    executor = choose_executor(engine, spec)
+    if executor == "mock":
         layout = mock_layout(engine.block_size)
     else:
-        layout = kv_layout_for(spec, kv_dtype_for(engine.kv_dtype), engine.block_size)
+        layout = layout_for(executor, engine, spec)
     num_blocks = engine.kv_memory // layout.block_bytes
     if num_blocks < 2:
         msg = (
@@ -67,6 +74,7 @@ def plan_replica(config: Config, model_path: Path) -> ReplicaPlan:
         raise ConfigError(msg)
     return ReplicaPlan(
         spec=spec,
+        executor=executor,
         model_name=config.model.served_name or spec.name,
         layout=layout,
         num_blocks=num_blocks,
@@ -96,12 +104,14 @@ def _max_model_len(config: Config, spec: ModelSpec, num_blocks: int) -> int:
 def load_executor(
     config: Config, plan: ReplicaPlan, model_path: Path, region: HostRegion
 ) -> Executor:
-    """Load the weights and make the executor; takes seconds, blocks.
+    """Load the weights and make the executor; may take seconds, blocks.
 
     Raises:
+        ConfigError: a setting that this executor does not have.
         ModelError: a weight is missing or of a type that is not supported.
     """
-    if config.engine.executor == "mock":
+    places = (config.engine, plan.layout, region, plan.num_blocks)
+    if plan.executor == "mock":
         return MockExecutor(
             plan.layout,
             region,
@@ -110,10 +120,19 @@ def load_executor(
             config=config.engine,
         )
 
-    # Imported here: torch takes seconds, and a mock worker does without it.
+    if plan.executor == "native":
+        cache = cache_directory()
+        model = load_model(
+            plan.spec,
+            model_path,
+            config.engine.weights,
+            cache=None if cache is None else cache / "weights",
+        )
+        return NativeExecutor(plan.spec, model, *places)
+    # Imported here: torch takes seconds, and the others do without it.
     from engine.executor.torch_executor import TorchExecutor  # noqa: PLC0415
 
-    return TorchExecutor(plan.spec, model_path, config.engine, plan.layout, region, plan.num_blocks)
+    return TorchExecutor(plan.spec, model_path, *places)
 
 
 def make_engine(config: Config, plan: ReplicaPlan, executor: Executor) -> Engine:
