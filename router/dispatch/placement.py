@@ -79,8 +79,9 @@ class Placement:
         self._join(live, link, decision, now)
         link.send(_start(live, decision, dispatch, now))
         self._metrics.decided(decision.reason, is_first=is_first)
-        extra = {"request_id": live.request.request_id}
-        _log.info("sent to %s: %s", decision.worker_id, decision.reason, extra=extra)
+        if _log.isEnabledFor(logging.INFO):
+            extra = {"request_id": live.request.request_id}
+            _log.info("sent to %s: %s", decision.worker_id, decision.reason, extra=extra)
         return live.state.sent(decision.worker_id, now, is_suspect=link.is_suspect)
 
     def leave(self, live: LiveRequest) -> None:

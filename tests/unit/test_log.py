@@ -32,6 +32,20 @@ def test_text_lines_name_process_and_request(capsys: pytest.CaptureFixture[str])
     assert second.endswith("INFO    prefill-0 engine: plain")
 
 
+def test_text_lines_say_when(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure(LogConfig(), process="router")
+    logger = logging.getLogger("web")
+    for created in (0.25, 0.75, 61.0):
+        record = logger.makeRecord("web", logging.INFO, "", 0, "up", (), None)
+        record.created, record.msecs = created, created % 1 * 1000
+        logger.handle(record)
+    times = [line.split(" INFO")[0] for line in capsys.readouterr().err.splitlines()]
+    assert [time[-7:] for time in times] == [":00,250", ":00,750", ":01,000"]
+    assert times[0][:-4] == times[1][:-4] < times[2][:-4]
+
+
 def test_json_lines_hold_fields_and_the_exception_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
