@@ -65,28 +65,38 @@ struct Tile {
   int64_t state;             // of its first row; the others follow
 };
 
+// Copies a row's query, scaled so that scores are powers of two.
+DT_INLINE void pack_floats(const float* from, int32_t head_dim, Query* to) {
+  int32_t d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) store(&to[d].value, mul(load(from + d), splat(kLog2E)));
+  for (; d < head_dim; ++d) to[d].value = from[d] * kLog2E;
+}
+
+// Rounds a row's query to 8 bits: int8 keys are multiplied with it exactly.
+DT_INLINE QueryScale pack_quants(const float* from, int32_t head_dim, Query* to) {
+  const RowScale scale = row_scale(from, head_dim);
+  int32_t sum = 0;
+  for (int32_t d = 0; d < head_dim; d += kLanes, to += kLanes / 4) {
+    int8_t quants[kLanes];
+    quantize_sixteen(from, d, head_dim, scale.inverse, quants);
+    std::memcpy(&to->quants, quants, sizeof quants);
+    for (int32_t i = 0; i < kLanes; ++i) sum += quants[i];
+  }
+  return {scale.scale * kLog2E, 128 * sum};
+}
+
 template <KvType type>
 void pack_queries(const AttentionTask& task, const Tile& tile, const RowStates& states) {
   const int32_t head_dim = task.layer->head_dim;
-  Query* to = states.queries + tile.state * padded(head_dim);
-  for (int32_t r = 0; r < tile.rows; ++r) {
+  Query* to = states.queries + tile.state * query_ld(head_dim);
+  for (int32_t r = 0; r < tile.rows; ++r, to += query_ld(head_dim)) {
     const int64_t row = task.sequence->first_row + task.first + tile.first + r / tile.heads;
     const int64_t head = task.first_head + tile.head + r % tile.heads;
     const float* from = task.queries + row * task.queries_ld + head * head_dim;
-    if constexpr (type != KvType::kInt8) {
-      for (int32_t d = 0; d < head_dim; ++d) to[d * tile.rows + r].value = from[d] * kLog2E;
-    } else {
-      const RowScale scale = row_scale(from, head_dim);
-      int32_t sum = 0;
-      for (int32_t d = 0; d < head_dim; d += kLanes) {
-        int8_t quants[kLanes];
-        quantize_sixteen(from, d, head_dim, scale.inverse, quants);
-        for (int32_t i = 0; i < kLanes; ++i) sum += quants[i];
-        for (int32_t quad = 0; quad < 4 && d + 4 * quad < head_dim; ++quad)
-          std::memcpy(&to[(d / 4 + quad) * tile.rows + r].quants, quants + 4 * quad, 4);
-      }
-      states.scales[tile.state + r] = {scale.scale * kLog2E, 128 * sum};
-    }
+    if constexpr (type == KvType::kInt8)
+      states.scales[tile.state + r] = pack_quants(from, head_dim, to);
+    else
+      pack_floats(from, head_dim, to);
   }
 }
 
@@ -196,6 +206,7 @@ struct TilePass {
   const Segment& segment;
   const RowStates& states;
   const Tile& tile;
+  const char* const* ahead;  // by group: what is read after this pass
 
   Visible sees(int32_t position) const {  // of the tile's
     const int32_t last = task.sequence->start + task.first + tile.first + position + 1;
@@ -242,8 +253,8 @@ struct TilePass {
     for (int32_t g = groups.first; g < groups.last; ++g) {
       const Visible lanes = lanes_of(segment, g, visible);
       if (lanes.first < lanes.last)
-        runs[num_runs++] = {segment.values[g] + lanes.first * stride, g * kLanes + lanes.first,
-                            lanes.last - lanes.first};
+        runs[num_runs++] = {segment.values[g] + lanes.first * stride, ahead[g] + lanes.first * stride,
+                            g * kLanes + lanes.first, lanes.last - lanes.first};
     }
     if (num_runs == 0) return;
     with_rows<Kernels<type>::template Values>(rows, static_cast<const Run*>(runs), num_runs, head_dim,
@@ -295,6 +306,13 @@ void finish(const AttentionTask& task, const Tile& tile, const RowStates& states
 }
 
 template <KvType type>
+DT_INLINE void prefetch_keys(const Segment& segment, int32_t head_dim) {
+  const int64_t bytes = kLanes * head_dim * kElementBytes<type>;
+  for (int32_t g = 0; g < segment.num_groups; ++g)
+    for (int64_t line = 0; line < bytes; line += 64) prefetch(segment.key_bytes[g] + line);
+}
+
+template <KvType type>
 void attend(const AttentionTask& task) {
   const RowStates states = lay_out(task);
   for_each_tile(task, [&](const Tile& tile) { pack_queries<type>(task, tile, states); });
@@ -303,11 +321,26 @@ void attend(const AttentionTask& task) {
   const int32_t first_seen = task.window > 0 && first_position >= task.window ? first_position - task.window + 1 : 0;
   const int32_t first = groups.group_of(first_seen);
   const int32_t last = groups.group_of(first_position + task.count - 1) + 1;
-  for (int32_t at = first / kSegmentGroups * kSegmentGroups; at < last; at += kSegmentGroups) {
-    Segment segment;
+  const auto list = [&](int32_t at, Segment& to) {
     list_groups<type>(task, groups, at < first ? first : at,
-                      last - at < kSegmentGroups ? last : at + kSegmentGroups, segment);
-    for_each_tile(task, [&](const Tile& tile) { TilePass<type>{task, segment, states, tile}.run(); });
+                      last - at < kSegmentGroups ? last : at + kSegmentGroups, to);
+  };
+  Segment segments[2];
+  const int32_t start = first / kSegmentGroups * kSegmentGroups;
+  list(start, segments[0]);
+  prefetch_keys<type>(segments[0], task.layer->head_dim);
+  for (int32_t at = start, current = 0; at < last; at += kSegmentGroups, current ^= 1) {
+    const Segment& segment = segments[current];
+    const char* ahead[kSegmentGroups];
+    if (at + kSegmentGroups < last) list(at + kSegmentGroups, segments[current ^ 1]);
+    const bool is_last = at + kSegmentGroups >= last;
+    const Segment& following = segments[is_last ? current : current ^ 1];
+    for (int32_t g = 0; g < kSegmentGroups; ++g)
+      ahead[g] = g < following.num_groups ? following.key_bytes[g] + (is_last ? task.layer->head_stride : 0) : segment.key_bytes[0];
+    for_each_tile(task, [&](const Tile& tile) {
+      const bool is_last_tile = tile.state + tile.rows == static_cast<int64_t>(task.count) * task.num_heads;
+      TilePass<type>{task, segment, states, tile, is_last_tile ? ahead : segment.key_bytes}.run();
+    });
   }
   for_each_tile(task, [&](const Tile& tile) { finish<type>(task, tile, states); });
 }

@@ -28,11 +28,13 @@ DT_INLINE void load_keys(const char* from, F32x16& even, F32x16& odd) {
     load_bf16_pairs(reinterpret_cast<const uint16_t*>(from), even, odd);
 }
 
-// A tile's queries: floats [head_dim][rows], or four quants of a row each [head_dim / 4][rows].
+// Queries of a tile's rows: floats [rows][ld], or four quants each.
 union Query {
   float value;
   int32_t quants;
 };
+
+DT_INLINE int64_t query_ld(int32_t head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
 
 // What a query row needs beside its quants: a key's quants are stored 128 higher.
 struct QueryScale {
@@ -40,30 +42,41 @@ struct QueryScale {
   int32_t excess;  // 128 * sum of its quants
 };
 
+// The lines of a group's values that the step of a key run stands for: they are wanted next.
+template <KvType type, int N>
+DT_INLINE void prefetch_values(const char* const* values, int64_t at) {
+  constexpr int64_t bytes = kLanes * kKeyRun<type> * kElementBytes<type>;
+  DT_UNROLL
+  for (int n = 0; n < N; ++n)
+    for (int64_t line = 0; line < bytes; line += 64) prefetch(values[n] + at + line);
+}
+
 // scores [rows][kSegmentTokens] of groups [first, first + N).
 template <KvType type, int R, int N>
-void float_scores(const Segment& segment, int32_t first, int32_t block_size, int32_t head_dim,
-                  const Query* queries, float* scores) {
+void float_scores(const Segment& segment, int32_t first, const KvLayer& layer, const Query* queries,
+                  float* scores) {
   F32x16 sums[R][N];
   DT_UNROLL
   for (int r = 0; r < R; ++r)
     DT_UNROLL
     for (int n = 0; n < N; ++n) sums[r][n] = splat(0.0f);
-  const int64_t stride = block_size * 2 * kElementBytes<type>;
+  const int64_t stride = layer.block_size * 2 * kElementBytes<type>, ld = query_ld(layer.head_dim);
   const char* const* keys = segment.keys + first;
+  const char* const* values = segment.values + first;
   int64_t at = 0;
-  for (int32_t d = 0; d < head_dim; d += 2, at += stride, queries += 2 * R) {
+  for (int32_t d = 0; d < layer.head_dim; d += 2, at += stride, queries += 2) {
+    prefetch_values<type, N>(values, d * kLanes * kElementBytes<type>);
     F32x16 even[N], odd[N];
     DT_UNROLL
     for (int n = 0; n < N; ++n) load_keys<type>(keys[n] + at, even[n], odd[n]);
     DT_UNROLL
     for (int r = 0; r < R; ++r)
       DT_UNROLL
-      for (int n = 0; n < N; ++n) sums[r][n] = fma(even[n], splat(queries[r].value), sums[r][n]);
+      for (int n = 0; n < N; ++n) sums[r][n] = fma(even[n], splat(queries[r * ld].value), sums[r][n]);
     DT_UNROLL
     for (int r = 0; r < R; ++r)
       DT_UNROLL
-      for (int n = 0; n < N; ++n) sums[r][n] = fma(odd[n], splat(queries[R + r].value), sums[r][n]);
+      for (int n = 0; n < N; ++n) sums[r][n] = fma(odd[n], splat(queries[r * ld + 1].value), sums[r][n]);
   }
   DT_UNROLL
   for (int r = 0; r < R; ++r)
@@ -72,27 +85,30 @@ void float_scores(const Segment& segment, int32_t first, int32_t block_size, int
 }
 
 template <int R, int N>
-void int8_scores(const Segment& segment, int32_t first, int32_t block_size, int32_t head_dim,
-                 const Query* queries, const QueryScale* scales, float* scores) {
+void int8_scores(const Segment& segment, int32_t first, const KvLayer& layer, const Query* queries,
+                 const QueryScale* scales, float* scores) {
   I32x16 sums[R][N];
   DT_UNROLL
   for (int r = 0; r < R; ++r)
     DT_UNROLL
     for (int n = 0; n < N; ++n) sums[r][n] = splat_int(0);
   const char* const* keys = segment.keys + first;
+  const char* const* values = segment.values + first;
+  const int64_t ld = query_ld(layer.head_dim);
   int64_t at = 0;
-  for (int32_t d = 0; d < head_dim; d += 4, at += block_size * 4, queries += R) {
-    I32x16 quads[N];
+  for (int32_t d = 0; d < layer.head_dim; d += 4, at += layer.block_size * 4, ++queries) {
+    prefetch_values<KvType::kInt8, N>(values, d * kLanes);
     DT_UNROLL
-    for (int n = 0; n < N; ++n) quads[n] = load_bytes(keys[n] + at);
-    DT_UNROLL
-    for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) {
+      const I32x16 quads = load_bytes(keys[n] + at);
       DT_UNROLL
-      for (int n = 0; n < N; ++n) sums[r][n] = dot_bytes(sums[r][n], quads[n], queries[r].quants);
+      for (int r = 0; r < R; ++r) sums[r][n] = dot_bytes(sums[r][n], quads, queries[r * ld].quants);
+    }
   }
   DT_UNROLL
   for (int n = 0; n < N; ++n) {
     const F32x16 key_scales = load(segment.key_scales[first + n]);
+    prefetch(reinterpret_cast<const char*>(segment.value_scales[first + n]));
     DT_UNROLL
     for (int r = 0; r < R; ++r) {
       const F32x16 products = to_float(sub_int(sums[r][n], splat_int(scales[r].excess)));
@@ -106,9 +122,9 @@ template <KvType type, int R, int N>
 DT_INLINE void some_scores(const Segment& segment, int32_t first, const KvLayer& layer, const Query* queries,
                            const QueryScale* scales, float* scores) {
   if constexpr (type == KvType::kInt8)
-    int8_scores<R, N>(segment, first, layer.block_size, layer.head_dim, queries, scales, scores);
+    int8_scores<R, N>(segment, first, layer, queries, scales, scores);
   else
-    float_scores<type, R, N>(segment, first, layer.block_size, layer.head_dim, queries, scores);
+    float_scores<type, R, N>(segment, first, layer, queries, scores);
 }
 
 template <KvType type, int R>

@@ -23,6 +23,7 @@ struct Segment {
   int32_t position[kSegmentGroups];  // of a group's first token
   int32_t tokens[kSegmentGroups];    // 16, or 8 at the end of an odd block
   const char* keys[kSegmentGroups];
+  const char* key_bytes[kSegmentGroups];  // as many of the tile's bytes as the group has, for prefetching
   const char* values[kSegmentGroups];
   const float* key_scales[kSegmentGroups];  // int8 only
   const float* value_scales[kSegmentGroups];
@@ -57,6 +58,7 @@ void list_groups(const AttentionTask& task, const Groups& groups, int32_t first,
     to.position[i] = block * groups.block_size + offset;
     to.tokens[i] = groups.block_size - offset < kLanes ? groups.block_size - offset : kLanes;
     to.keys[i] = tile + offset * kKeyRun<type> * kElementBytes<type>;
+    to.key_bytes[i] = tile + offset * layer.head_dim * kElementBytes<type>;
     to.values[i] = value_tile + offset * layer.head_dim * kElementBytes<type>;
     if (type == KvType::kInt8) {
       to.key_scales[i] = reinterpret_cast<const float*>(tile + layer.scale_offset) + offset;

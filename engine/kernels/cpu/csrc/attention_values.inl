@@ -19,6 +19,7 @@ constexpr int kUnit = 2 * kLanes;
 // Tokens that follow each other in a tile, and the place of their weights in a row's.
 struct Run {
   const char* values;
+  const char* ahead;  // bytes of keys that are wanted next, as many
   int32_t first_weight, count;
 };
 
@@ -55,8 +56,10 @@ void add_units(const Run* runs, int32_t num_runs, int64_t offset, int32_t head_d
   const int64_t stride = head_dim * kElementBytes<type>;
   for (const Run* run = runs; run != runs + num_runs; ++run) {
     const char* values = run->values + offset;
+    const char* ahead = run->ahead + offset;
     const float* weight = weights + run->first_weight;
-    for (int32_t token = 0; token < run->count; ++token, values += stride, ++weight) {
+    for (int32_t token = 0; token < run->count; ++token, values += stride, ahead += stride, ++weight) {
+      for (int64_t line = 0; line < U * kUnit * kElementBytes<type>; line += 64) prefetch(ahead + line);
       F32x16 part[2 * U];
       DT_UNROLL
       for (int u = 0; u < U; ++u)
