@@ -28,9 +28,12 @@ ROUNDS = 5
 UP_ROUNDS = 3
 
 _ROOT = Path(__file__).resolve().parent.parent
+_REST_S = 10.0
+"""Workers report their load for 8 s after the last news, and touch the pages of their pools while
+they serve already, from some moment on: a shorter look may fall before that."""
+
 _SETTLED_PERCENT = 10.0
 _SETTLING_S = 60.0
-"""Workers touch the pages of their pools while they serve already; that ends."""
 
 _clock = SystemClock()
 
@@ -110,7 +113,7 @@ async def _router_start(etcd: str) -> float:
 def _idle_percent() -> dict[str, float]:
     """Return the processor time of each process of the one running cluster."""
     give_up = _clock.now() + _SETTLING_S
-    while sum(_percent_over(1.0).values()) > _SETTLED_PERCENT and _clock.now() < give_up:
+    while sum(_percent_over(_REST_S).values()) > _SETTLED_PERCENT and _clock.now() < give_up:
         continue
     return _percent_over(IDLE_S)
 
