@@ -14,6 +14,7 @@ from router.text.gguf_tokenizer import load_gguf
 from router.text.hf_directory import load_directory
 from router.text.token_bytes import read_decoder
 from router.text.tokenizer_source import TokenizerSource
+from router.text.word_cache import MAX_CHARS, read_word_cache
 
 
 class TextModel:
@@ -37,7 +38,10 @@ class TextModel:
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         special = self._tokenizer.get_added_tokens_decoder().items()
         self._special_ids = frozenset(index for index, added in special if added.special)
-        decoder = read_decoder(json.loads(self._tokenizer.to_str())["decoder"])
+        layout = json.loads(self._tokenizer.to_str())
+        self._word_cache = read_word_cache(self._tokenizer, layout)
+        self._adds_special_tokens = self._encode("a") != self._encode("a", add_special_tokens=False)
+        decoder = read_decoder(layout["decoder"])
         self._strips_first_space = decoder is not None and decoder.strips_first_space
         self._bytes_by_id: list[bytes] | None = None
         if decoder is not None:
@@ -65,7 +69,14 @@ class TextModel:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`; special tokens written in it are special tokens, as in
-        transformers and vLLM. Releases the GIL while it works."""
+        transformers and vLLM. Releases the GIL while it works on a long text."""
+        cache = self._word_cache
+        is_bare = not (add_special_tokens and self._adds_special_tokens)
+        if cache is not None and is_bare and len(text) <= MAX_CHARS and text.isascii():
+            return cache.encode(text)
+        return self._encode(text, add_special_tokens=add_special_tokens)
+
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # The fast one, which exists for batches alone, does not say where in the text a token was.
         batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
