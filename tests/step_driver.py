@@ -127,6 +127,18 @@ class StepDriver:
         """Run one step for its logits: float32 [query tokens, vocab_size]."""
         return torch.as_tensor(self.executor.logits_of(self.plan(*work, **delta)))
 
+    def chunked_logits(
+        self, tokens: Sequence[int], size: int, num_decodes: int = 0, **fields: Any
+    ) -> Tensor:
+        """Return logits of all tokens, computed in slot 0 in chunks, then one by one."""
+        end = len(tokens) - num_decodes
+        sizes = [min(size, end - start) for start in range(0, end, size)] + [1] * num_decodes
+        added = (self.added(0, tokens, room=0, **fields),)
+        parts = [self.logits(work(0, sizes[0]), added=added)]
+        parts += [self.logits(work(0, count)) for count in sizes[1:]]
+        self.remove(0)
+        return torch.cat(parts)
+
     def remove(self, *slots: int) -> None:
         """End sequences; their blocks are poisoned and free."""
         self.step(removed=tuple(SlotId(slot) for slot in slots))

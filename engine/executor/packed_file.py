@@ -38,14 +38,11 @@ def open_packed(cache: Path | None, key: str, num_bytes: int, pack: Pack) -> Byt
     if cache is not None:
         path = cache / f"{key}.v{PACKING_VERSION}"
         try:
+            if not _is_whole(path, num_bytes):
+                _write(path, num_bytes, pack)
+                _remove_older(path, key)
             return _mapped(path, num_bytes)
-        except OSError:
-            _log.debug("%s is not there yet", path)
-        try:
-            _write(path, num_bytes, pack)
-            _remove_older(path, key)
-            return _mapped(path, num_bytes)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # mmap's own is a ValueError
             _log.warning("packed weights are not kept for the next start: %s", error)
     memory = mmap.mmap(-1, num_bytes)
     memory.madvise(mmap.MADV_HUGEPAGE)
@@ -54,12 +51,13 @@ def open_packed(cache: Path | None, key: str, num_bytes: int, pack: Pack) -> Byt
     return packed
 
 
+def _is_whole(path: Path, num_bytes: int) -> bool:
+    return path.is_file() and path.stat().st_size == num_bytes
+
+
 def _mapped(path: Path, num_bytes: int) -> Bytes:
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size != num_bytes:
-            msg = f"{path} is of another size than {num_bytes} bytes"
-            raise OSError(msg)
-        mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        mapped = mmap.mmap(file.fileno(), num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
     mapped.madvise(mmap.MADV_WILLNEED)
     return np.frombuffer(mapped, np.uint8)
 
@@ -71,11 +69,8 @@ def _write(path: Path, num_bytes: int, pack: Pack) -> None:
         with fresh.open("w+b") as file:
             # Where the disk is full this says so; a write to a mapped hole would end the process.
             os.posix_fallocate(file.fileno(), 0, num_bytes)
-            with mmap.mmap(file.fileno(), num_bytes) as mapped:
-                memory = np.frombuffer(mapped, np.uint8)
-                pack(memory)
-                del memory  # or the map could not be closed
-        if not path.exists():  # else another worker was faster, whose copy then serves both
+            pack(np.frombuffer(mmap.mmap(file.fileno(), num_bytes), np.uint8))
+        if not _is_whole(path, num_bytes):  # else a faster worker's copy serves both
             fresh.replace(path)
     finally:
         with contextlib.suppress(OSError):

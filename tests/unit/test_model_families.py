@@ -87,20 +87,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     for config in (EXACT, NATIVE):
         driver = StepDriver(tmp_path, num_blocks=64, config=config)
         for size, num_decodes in ((150, 0), (7, 0), (16, 0), (64, 0), (90, 60)):
-            ours = logits_in_chunks(driver, size, num_decodes)
+            ours = driver.chunked_logits(TOKENS, size, num_decodes)
             torch.testing.assert_close(ours, expected, atol=TOLERANCE, rtol=0.0)
         driver.close()
-
-
-def logits_in_chunks(driver: StepDriver, size: int, num_decodes: int = 0) -> Tensor:
-    """Return logits of all of `TOKENS`, computed in chunks, then one by one."""
-    end = len(TOKENS) - num_decodes
-    sizes = [min(size, end - start) for start in range(0, end, size)] + [1] * num_decodes
-    added = (driver.added(0, TOKENS, room=0),)
-    parts = [driver.logits(work(0, sizes[0]), added=added)]
-    parts += [driver.logits(work(0, count)) for count in sizes[1:]]
-    driver.remove(0)
-    return torch.cat(parts)
 
 
 @pytest.mark.parametrize("family", ["llama-biases", "qwen3-biases", "smollm3-chosen"])
@@ -108,7 +97,7 @@ def test_in_bf16_logits_stay_near(tmp_path: Path, family: str) -> None:
     """The default arithmetic where a processor has it: every op takes it, and rounds to 8 bits."""
     model = save_tiny(tmp_path, **FAMILIES[family])
     driver = StepDriver(tmp_path, num_blocks=64, config=EngineConfig(weights="bf16", threads=1))
-    difference = (logits_in_chunks(driver, 90, 60) - reference(model, TOKENS)).abs()
+    difference = (driver.chunked_logits(TOKENS, 90, 60) - reference(model, TOKENS)).abs()
     driver.close()
     assert 1e-3 < difference.max() < 0.5
     assert difference.mean() < 0.05
@@ -133,7 +122,7 @@ def test_each_part_matters(
     poorer = replace(read_spec(tmp_path), **without)
     monkeypatch.setattr("tests.step_driver.read_spec", lambda _: poorer)
     driver = StepDriver(tmp_path, num_blocks=64)
-    difference = (logits_in_chunks(driver, 64) - reference(model, TOKENS)).abs().max()
+    difference = (driver.chunked_logits(TOKENS, 64) - reference(model, TOKENS)).abs().max()
     driver.close()
     assert difference > 0.1
 

@@ -1,0 +1,170 @@
+"""The native executor on tiny models: every kind of weights and cache, bitwise however computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from msgspec.structs import replace
+from torch import Tensor
+
+from core.errors import ModelError
+from core.sampling_params import SamplingParams
+from engine.executor import native_model
+from engine.executor.native_executor import NativeExecutor
+from engine.executor.native_model import load_model
+from engine.executor.native_weights import choose_kind
+from engine.kernels.cpu.library import kernel_tables
+from engine.models.llama import compile_program
+from engine.models.program import Program
+from engine.models.read_spec import read_spec
+from tests.batch_invariance import ways
+from tests.step_driver import NATIVE, StepDriver, work
+from tests.tiny_gguf import write_gguf
+from tests.tiny_models import TOKENS, reference, save_tiny
+
+TABLES = {table.name.decode(): table for table in kernel_tables()}
+SHAPE: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6}
+ERRORS = {"f32": 2e-5, "bf16": 0.05, "int8": 0.2, "Q8_0": 0.2, "Q4_0": 0.2, "Q4_1": 0.2}
+"""Mean difference of logits, of up to 7, from transformers' on the weights that the file means. A
+random model this narrow is not kind to activations of 8 bits."""
+CACHE_ERRORS = {"f32": 0.0, "bf16": 0.02, "int8": 0.1}
+
+
+class Tiny:
+    """A tiny model in the form that a kind of weights needs."""
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        self.model: Any = save_tiny(directory, **SHAPE)
+        self.path = directory
+        self.choice = kind
+        if kind.startswith("Q"):
+            self.choice = "native"
+            self.path = directory / "tiny.gguf"
+            write_gguf(self.path, self.model, kind=GGMLQuantizationType[kind])
+
+    def driver(self, num_blocks: int = 200, **fields: Any) -> StepDriver:
+        table = fields.pop("table", None)
+        config = replace(NATIVE, weights=self.choice, **fields)
+        return StepDriver(self.path, num_blocks, config, table)
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("kv_dtype", CACHE_ERRORS)
+def test_logits_never_depend_on_what_else_is_computed(
+    tmp_path: Path, kind: str, kv_dtype: str
+) -> None:
+    tiny = Tiny(tmp_path, kind)
+    found: list[Tensor] = []
+    for threads in (1, 2):
+        driver = tiny.driver(kv_dtype=kv_dtype, threads=threads)
+        found += ways(driver, TOKENS, (512, 16, 37, 64))
+        driver.close()
+    assert all(torch.equal(one, found[0]) for one in found)
+    differs = (found[0] - reference(tiny.model, TOKENS)[len(TOKENS) // 2 :]).abs()
+    assert float(differs.mean()) < ERRORS[kind] + CACHE_ERRORS[kv_dtype]
+
+
+def test_the_ways_are_ways_to_differ(tmp_path: Path) -> None:
+    """torch's sums depend on the shapes of a step; if its logits were equal, nothing was tried."""
+    driver = Tiny(tmp_path, "f32").driver(executor="torch")
+    found = [*ways(driver, TOKENS, (512, 37))]
+    driver.close()
+    assert not all(torch.equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize("kind", ["f32", "int8", "Q4_1"])
+@pytest.mark.parametrize("table", TABLES)
+def test_every_instruction_set(tmp_path: Path, table: str, kind: str) -> None:
+    tiny = Tiny(tmp_path, kind)
+    driver = tiny.driver(table=TABLES[table])
+    found = [*ways(driver, TOKENS[:70], (512, 37))]
+    driver.close()
+    assert all(torch.equal(one, found[0]) for one in found)
+    differs = (found[0] - reference(tiny.model, TOKENS[:70])[35:]).abs()
+    assert float(differs.mean()) < ERRORS[kind]
+    assert f"/{table}/" in driver.executor.numerics
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sampled_tokens_are_those_of_torch(tmp_path: Path, threads: int) -> None:
+    """Same logits but for their last bits, same noise: same tokens, seed by seed."""
+    tiny = Tiny(tmp_path, "f32")
+    samplings = [
+        SamplingParams(temperature=1.0, seed=seed, top_k=20 * (seed % 3), top_p=0.95)
+        for seed in range(6)
+    ]
+    drivers = (tiny.driver(threads=threads), tiny.driver(executor="torch"))
+    ours, theirs = (
+        [driver.generate(TOKENS[:20], 12, sampling) for sampling in samplings] for driver in drivers
+    )
+    for driver in drivers:
+        driver.close()
+    assert ours == theirs
+    assert len({tuple(tokens) for tokens in ours}) > 3
+
+
+def test_layers_are_signalled_once_their_keys_and_values_are_written(tmp_path: Path) -> None:
+    driver = Tiny(tmp_path, "f32").driver(threads=2)
+    signalled: list[int] = []
+    driver.executor.on_signal = signalled.append
+    driver.step(work(0, 20, 1), added=(driver.added(0, TOKENS[:20]),))
+    driver.close()
+    assert signalled == [0, 1]
+
+
+def test_auto_keeps_blocks_that_the_kernels_know(tmp_path: Path) -> None:
+    assert choose_kind("auto", {"a": "Q6_K", "b": "F32"}) == "bf16"
+    assert choose_kind("auto", {"a": "Q6_K", "b": "Q4_1"}) == "native"
+    assert choose_kind("auto", {"a": "BF16"}) == "bf16"
+    assert choose_kind("int8", {"a": "Q4_1"}) == "int8"
+
+
+def test_blocks_of_types_that_are_not_known_become_int8(tmp_path: Path) -> None:
+    """A K type, whose rows are superblocks of 256."""
+    model = save_tiny(tmp_path, hidden_size=256, intermediate_size=256, num_attention_heads=4)
+    path = write_gguf(tmp_path / "k.gguf", model, kind=GGMLQuantizationType.Q5_K)
+    config = replace(NATIVE, weights="native")
+    driver = StepDriver(path, 32, config)
+    logits = driver.chunked_logits(TOKENS, 64)
+    driver.close()
+    differs = (logits - reference(model, TOKENS)).abs()
+    assert 1e-5 < float(differs.max()) < 1.0
+    assert driver.executor.numerics.endswith("/weights-native/kv-f32/tp-1")
+
+
+def test_a_file_s_floats_are_kept_as_they_are(tmp_path: Path) -> None:
+    for dtype, error in ((torch.float32, 1e-4), (torch.float16, 1e-4), (torch.bfloat16, 1e-4)):
+        directory = tmp_path / str(dtype)
+        model = save_tiny(directory, dtype=dtype, **SHAPE)
+        driver = StepDriver(directory, 32, replace(NATIVE, weights="native"))
+        torch.testing.assert_close(
+            driver.chunked_logits(TOKENS, 64), reference(model, TOKENS), atol=error, rtol=0.0
+        )
+        driver.close()
+
+
+def test_a_layout_that_is_torch_s_is_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    driver = StepDriver(tmp_path, 4)
+    model = load_model(read_spec(tmp_path), tmp_path)
+    with pytest.raises(ValueError, match="tile order 'token_major': the native kernels read 'pai"):
+        NativeExecutor(driver.spec, model, NATIVE, driver.layout, driver.region, 4)
+    driver.close()
+
+
+def test_what_the_library_refuses_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def headless(program: Program) -> Program:
+        return replace(program, ops=program.ops[:-1])
+
+    save_tiny(tmp_path)
+    monkeypatch.setattr(
+        native_model, "compile_program", lambda spec: headless(compile_program(spec))
+    )
+    with pytest.raises(ModelError, match="cannot run Norm: the program must end with SelectRows"):
+        load_model(read_spec(tmp_path), tmp_path)
