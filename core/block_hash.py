@@ -22,9 +22,9 @@ ROOT = BlockHash(bytes(16))
 
 def namespace_of(*, adapter: str = "", tenant: str = "", cache_salt: str = "") -> bytes:
     """Encode what separates caches, each part length-prefixed; all empty gives ``b""``."""
-    parts = [part.encode() for part in (adapter, tenant, cache_salt)]
-    if not any(parts):
+    if not (adapter or tenant or cache_salt):
         return b""
+    parts = [part.encode() for part in (adapter, tenant, cache_salt)]
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 

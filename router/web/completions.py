@@ -92,6 +92,7 @@ class CompletionsEndpoint:
             task.cancel(_STOPPING)
 
 
+_NO_WISHES = Wishes()
 _STOPPING = "the router stops"
 _CLIENT_GONE = "the client is gone"
 
@@ -200,12 +201,15 @@ class _Exchange:
 
     def _wishes(self) -> Wishes:
         if not self._context.debug_headers:
-            return Wishes()
+            return _NO_WISHES
         wish = header(self._scope, b"x-dovetail-disaggregate") or "auto"
+        trace = header(self._scope, b"x-dovetail-trace") == "1"
+        if wish == "auto" and not trace:
+            return _NO_WISHES
         if wish not in tuple(Disaggregate):
             msg = f"x-dovetail-disaggregate = {wish!r}: must be auto, always or never"
             raise RequestError(msg, param="x-dovetail-disaggregate", code="invalid_value")
-        return Wishes(Disaggregate(wish), header(self._scope, b"x-dovetail-trace") == "1")
+        return Wishes(Disaggregate(wish), trace)
 
     # -- streams ---------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from core.clock import Clock
 from router.web.asgi import Headers, Send
@@ -35,16 +36,23 @@ class EventStream:
         self._comment: asyncio.Task[None] | None = None
         self.has_started = False
 
-    async def write(self, data: bytes, *, last: bool = False) -> None:
+    def write(self, data: bytes, *, last: bool = False) -> Awaitable[None]:
         """Send whole events; `last` ends the stream."""
         if last:
             self.close()  # a client may take long to read the end, and no comment may follow it
         self._last = self._clock.now()
         if not self.has_started:
-            self.has_started = True
-            head = {"status": 200, "headers": self._headers, "probe": _PROBE}
-            await self._send({"type": "http.response.start", **head})
+            return self._write_first(data, last=last)
+        return self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def _write_first(self, data: bytes, *, last: bool) -> None:
+        self.has_started = True
+        head = {"status": 200, "headers": self._headers, "probe": _PROBE}
+        await self._send({"type": "http.response.start", **head})
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def _write_comment(self) -> None:
+        await self.write(_COMMENT)
 
     def keep_alive(self) -> None:
         """Send comment lines into silence, from now until `close`."""
@@ -53,7 +61,7 @@ class EventStream:
         if silent_for >= self._silence_s:
             silent_for = 0.0
             if self._comment is None or self._comment.done():  # else the client does not read
-                self._comment = loop.create_task(self.write(_COMMENT))
+                self._comment = loop.create_task(self._write_comment())
         self._next_look = loop.call_later(self._silence_s - silent_for, self.keep_alive)
 
     def close(self) -> None:
