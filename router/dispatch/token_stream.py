@@ -125,7 +125,9 @@ class RequestStream:
         if self._trace is not None and num_dispatches != self._num_dispatches:
             trace = msgspec.structs.replace(trace, cached_tokens=self._trace.cached_tokens)
         self._num_dispatches = num_dispatches
-        self._trace = msgspec.structs.replace(trace, attempt=num_dispatches - 1 + trace.attempt)
+        if num_dispatches > 1:
+            trace = msgspec.structs.replace(trace, attempt=num_dispatches - 1 + trace.attempt)
+        self._trace = trace
 
     def _wake(self) -> None:
         waiter = self._waiter

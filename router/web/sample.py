@@ -21,12 +21,11 @@ class Sample:
 
     __slots__ = (
         "_detokenizer",
-        "_ending_ids",
-        "_eos_ids",
         "_include_stop",
         "_logprob_sum",
         "_matcher",
         "_min_tokens",
+        "_sampling",
         "_shows_nothing",
         "ended_by_text",
         "finish_reason",
@@ -45,8 +44,7 @@ class Sample:
         )
         self._min_tokens = sampling.min_tokens
         self._shows_nothing = params.max_tokens == 0
-        self._ending_ids = sampling.ending_token_ids()
-        self._eos_ids = frozenset(sampling.eos_token_ids)
+        self._sampling = sampling
         self._logprob_sum = 0.0
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
@@ -85,7 +83,7 @@ class Sample:
         return (
             update.finish_reason is FinishReason.STOP
             and bool(update.token_ids)
-            and update.token_ids[-1] in self._ending_ids
+            and update.token_ids[-1] in self._sampling.ending_token_ids()
         )
 
     def _feed_matching(self, update: TokenUpdate, matcher: StopMatcher) -> Delta:
@@ -129,5 +127,5 @@ class Sample:
         self.finish_reason = finish_reason or update.finish_reason
         if stop_reason is None and self._ends_by_token(update):
             last = update.token_ids[-1]
-            stop_reason = None if last in self._eos_ids else last
+            stop_reason = None if last in self._sampling.eos_token_ids else last
         return Delta(text, update.token_ids[:count], logprobs, self.finish_reason, stop_reason)
