@@ -23,8 +23,6 @@ constexpr float kInfinity = __builtin_inff();
 
 int32_t attention_rows(int32_t, int32_t) { return kTaskRows; }
 
-DT_INLINE int64_t padded(int32_t head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
-
 // Of a row: its queries, its sums of values, its sum of weights by lane, its largest score, and
 // its scale and excess.
 DT_INLINE int64_t row_floats(int32_t head_dim) { return 2 * padded(head_dim) + 2 * kLanes; }
@@ -88,8 +86,8 @@ DT_INLINE QueryScale pack_quants(const float* from, int32_t head_dim, Query* to)
 template <KvType type>
 void pack_queries(const AttentionTask& task, const Tile& tile, const RowStates& states) {
   const int32_t head_dim = task.layer->head_dim;
-  Query* to = states.queries + tile.state * query_ld(head_dim);
-  for (int32_t r = 0; r < tile.rows; ++r, to += query_ld(head_dim)) {
+  Query* to = states.queries + tile.state * padded(head_dim);
+  for (int32_t r = 0; r < tile.rows; ++r, to += padded(head_dim)) {
     const int64_t row = task.sequence->first_row + task.first + tile.first + r / tile.heads;
     const int64_t head = task.first_head + tile.head + r % tile.heads;
     const float* from = task.queries + row * task.queries_ld + head * head_dim;
@@ -193,8 +191,8 @@ struct Kernels {
   };
   template <int R>
   struct Values {
-    static void call(const Run* runs, int32_t num_runs, int32_t head_dim, const float* weights, float* sums) {
-      add_values<type, R>(runs, num_runs, head_dim, weights, sums, padded(head_dim));
+    static void call(const Run* runs, int32_t num_runs, const KvLayer* layer, const float* weights, float* sums) {
+      add_values<type, R>(runs, num_runs, *layer, weights, sums);
     }
   };
 };
@@ -206,7 +204,7 @@ struct TilePass {
   const Segment& segment;
   const RowStates& states;
   const Tile& tile;
-  const char* const* ahead;  // by group: what is read after this pass
+  const char* const* wanted;  // by group: what is read after this pass
 
   Visible sees(int32_t position) const {  // of the tile's
     const int32_t last = task.sequence->start + task.first + tile.first + position + 1;
@@ -253,11 +251,11 @@ struct TilePass {
     for (int32_t g = groups.first; g < groups.last; ++g) {
       const Visible lanes = lanes_of(segment, g, visible);
       if (lanes.first < lanes.last)
-        runs[num_runs++] = {segment.values[g] + lanes.first * stride, ahead[g] + lanes.first * stride,
+        runs[num_runs++] = {segment.values[g] + lanes.first * stride, wanted[g] + lanes.first * fetched_bytes<type>(*task.layer),
                             g * kLanes + lanes.first, lanes.last - lanes.first};
     }
     if (num_runs == 0) return;
-    with_rows<Kernels<type>::template Values>(rows, static_cast<const Run*>(runs), num_runs, head_dim,
+    with_rows<Kernels<type>::template Values>(rows, static_cast<const Run*>(runs), num_runs, task.layer,
                                               weights + first_row * kSegmentTokens,
                                               states.sums + (tile.state + first_row) * padded(head_dim));
   }
@@ -306,42 +304,73 @@ void finish(const AttentionTask& task, const Tile& tile, const RowStates& states
 }
 
 template <KvType type>
-DT_INLINE void prefetch_keys(const Segment& segment, int32_t head_dim) {
-  const int64_t bytes = kLanes * head_dim * kElementBytes<type>;
-  for (int32_t g = 0; g < segment.num_groups; ++g)
-    for (int64_t line = 0; line < bytes; line += 64) prefetch(segment.key_bytes[g] + line);
+void prefetch_group(const char* wanted, const KvLayer& layer) {
+  const int64_t bytes = kLanes * fetched_bytes<type>(layer);
+  for (int64_t line = 0; line < bytes; line += 64) prefetch(wanted + line);
 }
+
+// The segments of one task, one after the other: each knows what is read after it.
+template <KvType type>
+class Segments {
+ public:
+  explicit Segments(const AttentionTask& task) : task_(task), groups_(task.layer->block_size) {
+    const int32_t position = task.sequence->start + task.first;
+    const int32_t seen = task.window > 0 && position >= task.window ? position - task.window + 1 : 0;
+    first_ = groups_.group_of(seen);
+    last_ = groups_.group_of(position + task.count - 1) + 1;
+    at_ = first_ / kSegmentGroups * kSegmentGroups;
+    list(at_, current_);
+    for (int32_t g = 0; g < current_.num_groups; ++g) prefetch_group<type>(current_.wanted[g], *task.layer);
+    look_ahead();
+  }
+
+  const Segment& current() const { return current_; }
+  const char* const* wanted() const { return wanted_; }
+
+  bool advance() {
+    at_ += kSegmentGroups;
+    if (at_ >= last_) return false;
+    current_ = next_;
+    look_ahead();
+    return true;
+  }
+
+ private:
+  void list(int32_t at, Segment& to) const {
+    list_groups<type>(task_, groups_, at < first_ ? first_ : at,
+                      last_ - at < kSegmentGroups ? last_ : at + kSegmentGroups, to);
+  }
+
+  // After the last segment comes, most likely, the next head's first: near enough the same groups.
+  void look_ahead() {
+    const bool is_last = at_ + kSegmentGroups >= last_;
+    if (!is_last) list(at_ + kSegmentGroups, next_);
+    const Segment& after = is_last ? current_ : next_;
+    const int64_t offset = is_last ? task_.layer->head_stride : 0;
+    for (int32_t g = 0; g < current_.num_groups; ++g)
+      wanted_[g] = g < after.num_groups ? after.wanted[g] + offset : current_.wanted[g];
+  }
+
+  const AttentionTask& task_;
+  const Groups groups_;
+  int32_t first_, last_, at_;
+  Segment current_, next_;
+  const char* wanted_[kSegmentGroups];
+};
 
 template <KvType type>
 void attend(const AttentionTask& task) {
   const RowStates states = lay_out(task);
   for_each_tile(task, [&](const Tile& tile) { pack_queries<type>(task, tile, states); });
-  const Groups groups(task.layer->block_size);
-  const int32_t first_position = task.sequence->start + task.first;
-  const int32_t first_seen = task.window > 0 && first_position >= task.window ? first_position - task.window + 1 : 0;
-  const int32_t first = groups.group_of(first_seen);
-  const int32_t last = groups.group_of(first_position + task.count - 1) + 1;
-  const auto list = [&](int32_t at, Segment& to) {
-    list_groups<type>(task, groups, at < first ? first : at,
-                      last - at < kSegmentGroups ? last : at + kSegmentGroups, to);
-  };
-  Segment segments[2];
-  const int32_t start = first / kSegmentGroups * kSegmentGroups;
-  list(start, segments[0]);
-  prefetch_keys<type>(segments[0], task.layer->head_dim);
-  for (int32_t at = start, current = 0; at < last; at += kSegmentGroups, current ^= 1) {
-    const Segment& segment = segments[current];
-    const char* ahead[kSegmentGroups];
-    if (at + kSegmentGroups < last) list(at + kSegmentGroups, segments[current ^ 1]);
-    const bool is_last = at + kSegmentGroups >= last;
-    const Segment& following = segments[is_last ? current : current ^ 1];
-    for (int32_t g = 0; g < kSegmentGroups; ++g)
-      ahead[g] = g < following.num_groups ? following.key_bytes[g] + (is_last ? task.layer->head_stride : 0) : segment.key_bytes[0];
+  const int64_t num_rows = static_cast<int64_t>(task.count) * task.num_heads;
+  Segments<type> segments(task);
+  do {
+    const Segment& segment = segments.current();
     for_each_tile(task, [&](const Tile& tile) {
-      const bool is_last_tile = tile.state + tile.rows == static_cast<int64_t>(task.count) * task.num_heads;
-      TilePass<type>{task, segment, states, tile, is_last_tile ? ahead : segment.key_bytes}.run();
+      const bool is_last = tile.state + tile.rows == num_rows;  // others are followed by the same keys
+      TilePass<type>{task, segment, states, tile, is_last ? segments.wanted() : segment.wanted}.run();
     });
-  }
+  } while (segments.advance());
   for_each_tile(task, [&](const Tile& tile) { finish<type>(task, tile, states); });
 }
 

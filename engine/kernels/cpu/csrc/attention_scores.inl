@@ -28,13 +28,11 @@ DT_INLINE void load_keys(const char* from, F32x16& even, F32x16& odd) {
     load_bf16_pairs(reinterpret_cast<const uint16_t*>(from), even, odd);
 }
 
-// Queries of a tile's rows: floats [rows][ld], or four quants each.
+// Queries of a tile's rows [rows][padded head_dim]: floats, or four quants each.
 union Query {
   float value;
   int32_t quants;
 };
-
-DT_INLINE int64_t query_ld(int32_t head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
 
 // What a query row needs beside its quants: a key's quants are stored 128 higher.
 struct QueryScale {
@@ -60,7 +58,7 @@ void float_scores(const Segment& segment, int32_t first, const KvLayer& layer, c
   for (int r = 0; r < R; ++r)
     DT_UNROLL
     for (int n = 0; n < N; ++n) sums[r][n] = splat(0.0f);
-  const int64_t stride = layer.block_size * 2 * kElementBytes<type>, ld = query_ld(layer.head_dim);
+  const int64_t stride = layer.block_size * 2 * kElementBytes<type>, ld = padded(layer.head_dim);
   const char* const* keys = segment.keys + first;
   const char* const* values = segment.values + first;
   int64_t at = 0;
@@ -94,7 +92,7 @@ void int8_scores(const Segment& segment, int32_t first, const KvLayer& layer, co
     for (int n = 0; n < N; ++n) sums[r][n] = splat_int(0);
   const char* const* keys = segment.keys + first;
   const char* const* values = segment.values + first;
-  const int64_t ld = query_ld(layer.head_dim);
+  const int64_t ld = padded(layer.head_dim);
   int64_t at = 0;
   for (int32_t d = 0; d < layer.head_dim; d += 4, at += layer.block_size * 4, ++queries) {
     prefetch_values<KvType::kInt8, N>(values, d * kLanes);

@@ -12,6 +12,22 @@ namespace {
 constexpr int kSegmentGroups = 16;
 constexpr int kSegmentTokens = kSegmentGroups * kLanes;
 
+template <KvType type>
+constexpr int64_t kElementBytes = type == KvType::kF32 ? 4 : type == KvType::kBf16 ? 2 : 1;
+// Elements of one token's key that stand together: pairs or quads.
+template <KvType type>
+constexpr int32_t kKeyRun = type == KvType::kInt8 ? 4 : 2;
+
+// Bytes a token that are prefetched while the segment before is added up: its keys'. Int8 keys are
+// multiplied too fast to fetch the values meanwhile, so there it is both tiles, which are neighbours.
+template <KvType type>
+DT_INLINE int64_t fetched_bytes(const KvLayer& layer) {
+  if (type == KvType::kInt8) return layer.head_stride / layer.block_size;
+  return layer.head_dim * kElementBytes<type>;
+}
+
+DT_INLINE int64_t padded(int32_t head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
+
 // The positions [first, last) that a row sees.
 struct Visible {
   int32_t first, last;
@@ -23,7 +39,7 @@ struct Segment {
   int32_t position[kSegmentGroups];  // of a group's first token
   int32_t tokens[kSegmentGroups];    // 16, or 8 at the end of an odd block
   const char* keys[kSegmentGroups];
-  const char* key_bytes[kSegmentGroups];  // as many of the tile's bytes as the group has, for prefetching
+  const char* wanted[kSegmentGroups];  // fetched_bytes a token
   const char* values[kSegmentGroups];
   const float* key_scales[kSegmentGroups];  // int8 only
   const float* value_scales[kSegmentGroups];
@@ -39,12 +55,6 @@ struct Groups {
   }
 };
 
-template <KvType type>
-constexpr int64_t kElementBytes = type == KvType::kF32 ? 4 : type == KvType::kBf16 ? 2 : 1;
-// Elements of one token's key that stand together: pairs or quads.
-template <KvType type>
-constexpr int32_t kKeyRun = type == KvType::kInt8 ? 4 : 2;
-
 // Lists groups [first, last) of the sequence, at most a segment.
 template <KvType type>
 void list_groups(const AttentionTask& task, const Groups& groups, int32_t first, int32_t last, Segment& to) {
@@ -58,7 +68,7 @@ void list_groups(const AttentionTask& task, const Groups& groups, int32_t first,
     to.position[i] = block * groups.block_size + offset;
     to.tokens[i] = groups.block_size - offset < kLanes ? groups.block_size - offset : kLanes;
     to.keys[i] = tile + offset * kKeyRun<type> * kElementBytes<type>;
-    to.key_bytes[i] = tile + offset * layer.head_dim * kElementBytes<type>;
+    to.wanted[i] = tile + offset * fetched_bytes<type>(layer);
     to.values[i] = value_tile + offset * layer.head_dim * kElementBytes<type>;
     if (type == KvType::kInt8) {
       to.key_scales[i] = reinterpret_cast<const float*>(tile + layer.scale_offset) + offset;

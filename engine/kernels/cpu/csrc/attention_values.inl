@@ -19,7 +19,7 @@ constexpr int kUnit = 2 * kLanes;
 // Tokens that follow each other in a tile, and the place of their weights in a row's.
 struct Run {
   const char* values;
-  const char* ahead;  // bytes of keys that are wanted next, as many
+  const char* wanted;  // what is read next: so many bytes a token are prefetched
   int32_t first_weight, count;
 };
 
@@ -46,20 +46,21 @@ DT_INLINE F32x16 load_sixteen(const char* from) {
 // out [rows][out_ld] += the runs' weighted values, of U units from the dimension that `runs` and
 // `out` start at by `offset` bytes.
 template <KvType type, int R, int U>
-void add_units(const Run* runs, int32_t num_runs, int64_t offset, int32_t head_dim, const float* weights,
+void add_units(const Run* runs, int32_t num_runs, int64_t offset, const KvLayer& layer, const float* weights,
                float* out, int64_t out_ld) {
   F32x16 sums[R][2 * U];
   DT_UNROLL
   for (int r = 0; r < R; ++r)
     DT_UNROLL
     for (int c = 0; c < 2 * U; ++c) sums[r][c] = load(out + r * out_ld + c * kLanes);
-  const int64_t stride = head_dim * kElementBytes<type>;
+  const int64_t stride = layer.head_dim * kElementBytes<type>;
+  const int64_t fetched = offset == 0 ? fetched_bytes<type>(layer) : 0;
   for (const Run* run = runs; run != runs + num_runs; ++run) {
     const char* values = run->values + offset;
-    const char* ahead = run->ahead + offset;
+    const char* wanted = run->wanted;
     const float* weight = weights + run->first_weight;
-    for (int32_t token = 0; token < run->count; ++token, values += stride, ahead += stride, ++weight) {
-      for (int64_t line = 0; line < U * kUnit * kElementBytes<type>; line += 64) prefetch(ahead + line);
+    for (int32_t token = 0; token < run->count; ++token, values += stride, wanted += fetched, ++weight) {
+      for (int64_t line = 0; line < fetched; line += 64) prefetch(wanted + line);
       F32x16 part[2 * U];
       DT_UNROLL
       for (int u = 0; u < U; ++u)
@@ -105,15 +106,16 @@ void add_rest(const Run* runs, int32_t num_runs, int64_t offset, int32_t width, 
   for (int r = 0; r < R; ++r) store(out + r * out_ld, sums[r]);
 }
 
-// All of a head's dimensions. out_ld is head_dim, rounded up to 16.
+// All of a head's dimensions; out [rows][padded head_dim].
 template <KvType type, int R>
-void add_values(const Run* runs, int32_t num_runs, int32_t head_dim, const float* weights, float* out,
-                int64_t out_ld) {
+void add_values(const Run* runs, int32_t num_runs, const KvLayer& layer, const float* weights, float* out) {
+  const int32_t head_dim = layer.head_dim;
+  const int64_t out_ld = padded(head_dim);
   int32_t d = 0;
   for (; d + kValueUnits * kUnit <= head_dim; d += kValueUnits * kUnit)
-    add_units<type, R, kValueUnits>(runs, num_runs, d * kElementBytes<type>, head_dim, weights, out + d, out_ld);
+    add_units<type, R, kValueUnits>(runs, num_runs, d * kElementBytes<type>, layer, weights, out + d, out_ld);
   for (; d + kUnit <= head_dim; d += kUnit)
-    add_units<type, R, 1>(runs, num_runs, d * kElementBytes<type>, head_dim, weights, out + d, out_ld);
+    add_units<type, R, 1>(runs, num_runs, d * kElementBytes<type>, layer, weights, out + d, out_ld);
   for (; d < head_dim; d += kLanes) {
     const int32_t width = head_dim - d < kLanes ? head_dim - d : kLanes;
     add_rest<type, R>(runs, num_runs, d * kElementBytes<type>, width, head_dim, weights, out + d, out_ld);

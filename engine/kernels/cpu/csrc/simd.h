@@ -103,7 +103,11 @@ DT_INLINE I32x16 sub_int(I32x16 a, I32x16 b) { return _mm512_sub_epi32(a, b); }
 DT_INLINE F32x16 to_float(I32x16 x) { return _mm512_cvtepi32_ps(x); }
 DT_INLINE I32x16 load_bytes(const void* from) { return _mm512_loadu_si512(from); }
 // sum += a * b over the four bytes of each lane; a unsigned, b signed, which holds four for all lanes.
-DT_INLINE I32x16 dot_bytes(I32x16 sum, I32x16 a, int32_t b) { return _mm512_dpbusd_epi32(sum, a, splat_int(b)); }
+// In assembly, as GCC 12 copies the sum of its intrinsic to and fro, and spills it.
+DT_INLINE I32x16 dot_bytes(I32x16 sum, I32x16 a, int32_t b) {
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(splat_int(b)));
+  return sum;
+}
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
