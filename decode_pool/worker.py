@@ -37,6 +37,7 @@ from decode_pool.requests import Requests
 from decode_pool.stats import DecodeStats
 from decode_pool.token_outbox import TokenOutbox
 from engine.events import Event
+from engine.interface import EngineApi
 from engine.load import load_of
 from kv_transfer.transport import Notification
 from kv_transfer.transports_seen import TransportsSeen
@@ -214,7 +215,12 @@ class DecodeWorker:
 
     async def _fence(self, ports: DecodePorts) -> None:
         """Between two steps late writes lose the pool; then peers can be told its new address."""
-        await ports.engine.call(lambda _: ports.region.fence())
+
+        def move(engine: EngineApi) -> None:
+            engine.settle()
+            ports.region.fence()
+
+        await ports.engine.call(move)
         await ports.fabric.call(lambda transport: transport.register(ports.region))
         region = await self._describe_region(ports)
         _log.warning("fenced the KV region: generation %d", region.generation)

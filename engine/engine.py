@@ -155,6 +155,12 @@ class Engine:
         last one that could not go on."""
         return bool(self._in_flight) or self._may_progress
 
+    def settle(self) -> None:
+        """See `EngineApi.settle`."""
+        while self._in_flight:
+            self._collect()
+            self._note_change()
+
     def stats(self) -> EngineStats:
         """Return the gauges and counters."""
         return msgspec.structs.replace(

@@ -105,6 +105,11 @@ class EngineApi(Protocol):
         """Whether `step` would do anything."""
         ...
 
+    def settle(self) -> None:
+        """Wait until no step is being computed: the pool may move then. What the steps told comes
+        out of the next `step`."""
+        ...
+
     def stats(self) -> EngineStats:
         """Return the gauges and counters."""
         ...

@@ -21,6 +21,7 @@ from engine.executor.mock_executor import MockExecutor
 from engine.executor.mock_pool import mock_layout
 from engine.executor.native_executor import NativeExecutor
 from engine.executor.native_model import load_model
+from engine.executor.threaded_executor import ThreadedExecutor
 from engine.models.read_spec import read_spec
 from engine.models.spec import ModelSpec
 from kv_transfer.region import HostRegion
@@ -128,7 +129,8 @@ def load_executor(
             config.engine.weights,
             cache=None if cache is None else cache / "weights",
         )
-        return NativeExecutor(plan.spec, model, *places)
+        executor = NativeExecutor(plan.spec, model, *places)
+        return ThreadedExecutor(executor) if config.engine.max_inflight > 1 else executor
     # Imported here: torch takes seconds, and the others do without it.
     from engine.executor.torch_executor import TorchExecutor  # noqa: PLC0415
 

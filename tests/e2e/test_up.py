@@ -36,7 +36,7 @@ def test_official_client_gets_an_answer(up: Up) -> None:
     cluster = up()
     answer = cluster.client().chat.completions.create(
         model=cluster.model,
-        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        messages=[{"role": "user", "content": "Name the capital of France."}],
         temperature=0,
         max_tokens=24,
     )
@@ -46,7 +46,7 @@ def test_official_client_gets_an_answer(up: Up) -> None:
 def test_chat_reads_a_pipe(up: Up) -> None:
     command = [DOVETAIL, "chat", "--url", up().url, "--temperature", "0", "--max-tokens", "24"]
     done = subprocess.run(
-        command, input="What is the capital of France?", capture_output=True, text=True, check=True
+        command, input="Name the capital of France.", capture_output=True, text=True, check=True
     )
     assert "Paris" in done.stdout
     assert done.stderr == ""

@@ -1,0 +1,74 @@
+"""Steps in a thread of their own: the same tokens, errors in their place, a pool that may move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from core.ids import RequestId
+from core.request import EngineRequest
+from core.sampling_params import SamplingParams
+from engine.engine import Engine, settings_for
+from engine.events import Generated, Mode
+from engine.executor.interface import Handle, StepPlan
+from engine.executor.threaded_executor import ThreadedExecutor
+from tests.step_driver import NATIVE, StepDriver, work
+from tests.tiny_models import TOKENS, save_tiny
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    save_tiny(directory)
+    return directory
+
+
+def generate(tiny: Path, *, max_inflight: int, fences: bool = False) -> list[tuple[int, ...]]:
+    """Run four requests through an engine; with `fences`, the pool moves every third step."""
+    driver = StepDriver(tiny, 64, NATIVE)
+    executor = ThreadedExecutor(driver.executor)
+    settings = settings_for(executor, NATIVE, max_model_len=256, max_receiving_share=0.5)
+    engine = Engine(executor, settings, fingerprint=b"tiny", max_inflight=max_inflight)
+    for number in range(4):
+        sampling = SamplingParams(temperature=1.0, seed=number, max_tokens=30 + number)
+        prompt = tuple(TOKENS[number : 20 + 7 * number])
+        engine.add(EngineRequest(RequestId(f"{number}"), prompt, sampling), Mode.LOCAL)
+    tokens: dict[str, tuple[int, ...]] = {}
+    steps = 0
+    while engine.has_work():
+        for event in engine.step():
+            if isinstance(event, Generated):
+                tokens[event.request_id] = tokens.get(event.request_id, ()) + event.token_ids
+        steps += 1
+        if fences and steps % 3 == 0:
+            engine.settle()
+            driver.region.fence()
+    engine.close()
+    driver.region.close()
+    return [tokens[str(number)] for number in range(4)]
+
+
+def test_tokens_are_the_same_with_steps_in_flight_and_a_pool_that_moves(tiny: Path) -> None:
+    expected = generate(tiny, max_inflight=1)
+    assert [len(tokens) for tokens in expected] == [30, 31, 32, 33]
+    assert generate(tiny, max_inflight=2) == expected
+    assert generate(tiny, max_inflight=3, fences=True) == expected
+
+
+def test_what_a_step_raises_comes_out_of_its_collect(tiny: Path) -> None:
+    driver = StepDriver(tiny, 16, NATIVE)
+    executor = ThreadedExecutor(driver.executor)
+    assert (executor.layout, executor.num_blocks) == (driver.layout, 16)
+    assert executor.numerics == driver.executor.numerics
+    with pytest.raises(ValueError, match=r"sample\(0\): nothing was submitted"):
+        executor.sample(Handle(0))
+    added = driver.added(0, TOKENS[:3], adapter_id=3)
+    executor.sample(executor.submit(StepPlan(0, added=(added,), work=(work(0, 3, 1),))))
+    with pytest.raises(ValueError, match=r"collect\(1\): step 0 is the oldest"):
+        executor.collect(Handle(1))
+    executor.sample(executor.submit(StepPlan(5, work=(work(0, 1, 1),))))
+    with pytest.raises(ValueError, match="plan 5: 1 is the next, without gaps"):
+        executor.collect(Handle(5))
+    executor.close()
+    driver.region.close()
