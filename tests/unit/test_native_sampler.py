@@ -97,6 +97,29 @@ def test_the_tokens_are_those_of_torch(rule: str) -> None:
 
 
 @tables
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        ({"min_p": 0.9, "top_k": 40}, 1),  # top_k would keep what min_p drops
+        ({"min_p": 1e-3, "top_k": 3}, 3),
+        ({"top_k": 3, "top_p": 0.9999}, 3),  # top_p's share is of what top_k keeps
+        ({"top_k": 3, "top_p": 0.5}, 2),
+        ({"min_p": 0.4, "top_p": 0.999}, 5),
+    ],
+)
+def test_a_filter_judges_what_the_ones_before_it_keep(
+    table: Any, rules: dict[str, Any], kept: int
+) -> None:
+    logits = np.full(600, -1.0, np.float32)
+    likeliest = np.array([70, 300, 10, 580, 333])
+    logits[likeliest] = [2.0, 1.8, 1.6, 1.4, 1.2]
+    drawn = {
+        by_kernel(table, Scene(logits, SamplingParams(seed=seed, **rules)))[0] for seed in range(60)
+    }
+    assert drawn == set(likeliest[:kept].tolist())
+
+
+@tables
 def test_a_large_vocabulary(table: Any) -> None:
     """Of blocks that are twice as wide, and a last one that is not full."""
     dice = np.random.default_rng(5)
@@ -111,31 +134,30 @@ def test_a_large_vocabulary(table: Any) -> None:
     for seed, rule in enumerate(rules):
         scene = Scene(logits, SamplingParams(seed=seed, **rule))
         assert by_kernel(table, scene)[0] == by_torch(scene)[0]
-    greedy = Scene(np.append(logits[:-1], np.float32(99.0)))
-    assert by_kernel(table, greedy)[0] == 151_936
+    logits[3] = 99.0
+    token, found = by_kernel(table, Scene(logits, SamplingParams(temperature=0.0, logprobs=1)))
+    assert token == 3
+    assert found is not None
+    assert found.chosen == found.top[0] == pytest.approx(0.0)
 
 
 @tables
 def test_the_noise_is_the_same_to_the_last_bit(table: Any) -> None:
-    """Of two tokens whose sums are equal the lower id wins; one bit more, and the other does."""
-    size, position = 2048, 777
+    """Where all sums are equal the lowest id wins, and one that is a bit larger wins instead."""
+    size, position = 4096, 777
     dice = np.random.default_rng(3)
     for sample_index in range(20):
         seed = int(dice.integers(2**64, dtype=np.uint64))
         words = (seed & 0xFFFFFFFF, seed >> 32, sample_index, position)
         noise = noise_of_all(NoiseKeys(*(torch.tensor([word]) for word in words)), size)[0].numpy()
-        low, high = sorted(dice.choice(size, 2, replace=False).tolist())
-        logits = np.full(size, -np.inf, np.float32)
-        logits[low], logits[high] = -noise[low], -noise[high]  # both sums are 0
-        scene = Scene(
-            logits,
-            SamplingParams(seed=seed),
-            tokens=[0] * position,
-            sample_index=sample_index,
-        )
-        assert by_kernel(table, scene)[0] == low
-        logits[high] = np.nextafter(logits[high], np.float32(np.inf))
-        assert by_kernel(table, scene)[0] == high
+        logits = -noise  # all sums are 0: none may be pruned, none be larger
+        params, tokens = SamplingParams(seed=seed), [0] * position
+        scene = Scene(logits, params, tokens, sample_index=sample_index)
+        assert by_kernel(table, scene)[0] == 0
+        for token in dice.integers(size, size=10).tolist():
+            scene.logits[token] = np.nextafter(-noise[token], np.float32(np.inf))
+            assert by_kernel(table, scene)[0] == token
+            scene.logits[token] = -noise[token]
 
 
 @tables
