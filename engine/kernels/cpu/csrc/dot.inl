@@ -17,6 +17,12 @@ DT_INLINE int32_t quad_at(const int8_t* quants) {
   return quad;
 }
 
+DT_INLINE float float_at(const int32_t* bits) {
+  float value;
+  std::memcpy(&value, bits, sizeof value);
+  return value;
+}
+
 #if defined(__AVX512VNNI__)
 
 constexpr int kDotOffset8 = kOffset8;

@@ -6,7 +6,7 @@
 namespace dovetail {
 namespace {
 
-// Where a tile of outputs goes: row 0 of it, first panel of it.
+// Where the outputs of one panel go: row 0 of a tile.
 struct Destination {
   float* out;
   int64_t ld;
@@ -18,33 +18,25 @@ DT_INLINE F32x16 silu_times(F32x16 gate, F32x16 up) {
   return div(mul(gate, up), below);
 }
 
-template <int kRows, int kPanels>
-DT_INLINE void add_bias(const Matrix& matrix, int32_t panel, F32x16 (&sums)[kRows][kPanels]) {
+template <int kRows>
+DT_INLINE void add_bias(const Matrix& matrix, int32_t panel, F32x16 (&sums)[kRows]) {
   if (matrix.bias == nullptr) return;
-  for (int p = 0; p < kPanels; ++p) {
-    const F32x16 bias = load(matrix.bias + (panel + p) * kPanel);
-    for (int r = 0; r < kRows; ++r) sums[r][p] = add(sums[r][p], bias);
+  const F32x16 bias = load(matrix.bias + panel * kPanel);
+  for (int r = 0; r < kRows; ++r) sums[r] = add(sums[r], bias);
+}
+
+template <int kRows>
+DT_INLINE void store_sums(const F32x16 (&sums)[kRows], const Destination& to) {
+  const bool adds = to.epilogue == Epilogue::kAdd;
+  for (int r = 0; r < kRows; ++r) {
+    float* out = to.out + r * to.ld;
+    store(out, adds ? add(load(out), sums[r]) : sums[r]);
   }
 }
 
-template <int kRows, int kPanels>
-DT_INLINE void finish(const Matrix& matrix, int32_t panel, const Destination& to, F32x16 (&sums)[kRows][kPanels]) {
-  add_bias(matrix, panel, sums);
-  if (to.epilogue == Epilogue::kGatedSilu) {
-    for (int r = 0; r < kRows; ++r) {
-      float* out = to.out + r * to.ld + panel / 2 * kPanel;
-      for (int p = 0; p + 1 < kPanels; p += 2) store(out + p / 2 * kPanel, silu_times(sums[r][p], sums[r][p + 1]));
-    }
-    return;
-  }
-  const bool adds = to.epilogue == Epilogue::kAdd;
-  for (int r = 0; r < kRows; ++r) {
-    float* out = to.out + r * to.ld + panel * kPanel;
-    for (int p = 0; p < kPanels; ++p) {
-      const F32x16 sum = sums[r][p];
-      store(out + p * kPanel, adds ? add(load(out + p * kPanel), sum) : sum);
-    }
-  }
+template <int kRows>
+DT_INLINE void store_gated(const F32x16 (&gate)[kRows], const F32x16 (&up)[kRows], const Destination& to) {
+  for (int r = 0; r < kRows; ++r) store(to.out + r * to.ld, silu_times(gate[r], up[r]));
 }
 
 }  // namespace

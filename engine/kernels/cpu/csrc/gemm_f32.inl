@@ -1,25 +1,24 @@
 // Float32 weights: one fused multiply-add an input feature, in order.
 #pragma once
 
-#include "matrix_layout.inl"
+#include "tiling.inl"
 
 namespace dovetail {
 namespace {
 
 struct F32Weights {
-  template <int kRows, int kPanels>
+  static constexpr int kMaxRows = rows_of(8, 6, 4);
+
+  template <int kRows>
   DT_INLINE void accumulate(const Matrix& matrix, int32_t panel, const Activations& from, int32_t row,
-                                   F32x16 (&sums)[kRows][kPanels]) {
+                            F32x16 (&sums)[kRows]) {
     const auto* weights = reinterpret_cast<const float*>(panel_data(matrix, panel));
-    const int64_t inputs = matrix.in_features, next_panel = inputs * kPanel;
     const float* x = from.values + row * from.ld;
-    for (int64_t k = 0; k < inputs; ++k, weights += kPanel, ++x) {
-      F32x16 w[kPanels];
-      for (int p = 0; p < kPanels; ++p) w[p] = load(weights + p * next_panel);
-      for (int r = 0; r < kRows; ++r) {
-        const F32x16 input = splat(x[r * from.ld]);
-        for (int p = 0; p < kPanels; ++p) sums[r][p] = fma(w[p], input, sums[r][p]);
-      }
+    for (int64_t k = 0; k < matrix.in_features; ++k, weights += kPanel, ++x) {
+      const F32x16 w = load(weights);
+      prefetch_ahead<kRows>(weights);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) sums[r] = fma(w, splat(x[r * from.ld]), sums[r]);
     }
   }
 };
