@@ -36,6 +36,13 @@ def driver(request: pytest.FixtureRequest, oracle: Oracle) -> Iterator[StepDrive
 
 
 @pytest.fixture(scope="module")
+def native_driver(oracle: Oracle) -> Iterator[StepDriver]:
+    driver = StepDriver(oracle.path, num_blocks=200, config=NATIVE)
+    yield driver
+    driver.close()
+
+
+@pytest.fixture(scope="module")
 def long_reference(oracle: Oracle) -> Tensor:
     return oracle.reference_logits(LONG)
 
@@ -69,8 +76,9 @@ def test_decodes_after_a_chunk(driver: StepDriver, long_reference: Tensor) -> No
     check(torch.cat(parts), long_reference)
 
 
-def test_sixteen_sequences_of_mixed_lengths(driver: StepDriver, oracle: Oracle) -> None:
+def test_sixteen_sequences_of_mixed_lengths(native_driver: StepDriver, oracle: Oracle) -> None:
     """Chunks and decodes share steps; short contexts decode beside long ones."""
+    driver = native_driver
     sequences = [LONG[slot : slot + 4 + 5 * slot] for slot in range(15)] + [LONG]
     chunks = [work(slot, len(tokens) - 3) for slot, tokens in enumerate(sequences)]
     added = tuple(driver.added(slot, tokens) for slot, tokens in enumerate(sequences))
