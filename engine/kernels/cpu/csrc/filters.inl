@@ -36,13 +36,15 @@ float kth_largest(const float* scores, int32_t size, const Survey& survey, int32
 
 // The last score of the fewest most likely tokens, of at least `least`, whose probability reaches
 // top_p (Holtzman et al. 2020).
-float nucleus(const float* scores, int32_t size, const Survey& survey, float top_p, float least, float* scratch) {
+float nucleus(const float* scores, int32_t size, const Survey& survey, float top_p, float least,
+              float* scratch) {
   const double sum = sum_of_exponentials(scores, size, survey, least);
   const float total = survey.best + log_f32(static_cast<float>(sum));
   return threshold_of(scores, size, survey, {top_p, false, least, total}, scratch);
 }
 
-float least_kept(const float* scores, int32_t size, const Survey& survey, const SampleRow& row, float* scratch) {
+float least_kept(const float* scores, int32_t size, const Survey& survey, const SampleRow& row,
+                 float* scratch) {
   float least = kNothing;
   if (row.min_p >= 0x1p-126f) least = survey.best + log_f32(row.min_p);
   if (row.top_k > 0 && row.top_k < size) {

@@ -80,7 +80,8 @@ int32_t gumbel_argmax(const float* scores, int32_t size, const Survey& survey, f
     F32x16 bound = exponential(sub(load(survey.maxima + block * kLanes), splat(race.floor)));
     const int32_t end = smaller((block + 1) * survey.block_size, size);
     for (int32_t at = block * survey.block_size; at < end; at += kWordsAtOnce) {
-      const F32x16 x[2] = {load_scores(scores + at, end - at), load_scores(scores + at + kLanes, end - at - kLanes)};
+      const F32x16 x[2] = {load_scores(scores + at, end - at),
+                           load_scores(scores + at + kLanes, end - at - kLanes)};
       const uint32_t in_reach[2] = {mask_at_least(x[0], possible), mask_at_least(x[1], possible)};
       if ((in_reach[0] | in_reach[1]) == 0) continue;
       I32x16 words[2];

@@ -53,8 +53,10 @@ DT_INLINE double sum_weights(const float* scores, const float* weights, int32_t 
         const F32x16 weight = weights == nullptr ? splat(1.0f) : load(weights + at + i * kLanes);
         sum[i] = add(sum[i], keep_at_least(load(scores + at + i * kLanes), bound, weight));
       }
-    for (; at < end; at += kLanes)
-      sum[0] = add(sum[0], weight_at(scores + at, weights == nullptr ? nullptr : weights + at, end - at, bound));
+    for (; at < end; at += kLanes) {
+      const float* const own = weights == nullptr ? nullptr : weights + at;
+      sum[0] = add(sum[0], weight_at(scores + at, own, end - at, bound));
+    }
     total += static_cast<double>(sum_of(add(add(sum[0], sum[1]), add(sum[2], sum[3]))));
   }
   return total;
