@@ -11,6 +11,7 @@
 // positions.
 #pragma once
 
+#include "attention_rows.inl"
 #include "attention_scores.inl"
 #include "attention_values.inl"
 
@@ -18,8 +19,6 @@ namespace dovetail {
 namespace {
 
 constexpr int32_t kTaskRows = 32;
-constexpr float kLog2E = 1.44269504f;  // scores are kept in powers of two
-constexpr float kInfinity = __builtin_inff();
 
 int32_t attention_rows(int32_t, int32_t) { return kTaskRows; }
 
@@ -31,142 +30,35 @@ int64_t attention_scratch(int32_t, int32_t num_heads, int32_t num_kv_heads, int3
   return row_floats(head_dim) * kTaskRows * (num_heads / num_kv_heads);
 }
 
-// What stands in a task's scratch.
-struct RowStates {
-  Query* queries;       // tile by tile: [rows of all tiles before it * padded head_dim]
-  float* sums;          // [rows][padded head_dim]
-  float* totals;        // [rows][16]
-  float* largest;       // [rows]
-  QueryScale* scales;   // [rows]
-};
-
-DT_INLINE RowStates lay_out(const AttentionTask& task) {
-  const int64_t rows = static_cast<int64_t>(task.count) * task.num_heads;
-  const int64_t width = padded(task.layer->head_dim);
-  RowStates states;
-  states.sums = task.scratch;
-  states.totals = states.sums + rows * width;
-  states.queries = reinterpret_cast<Query*>(states.totals + rows * kLanes);
-  states.largest = reinterpret_cast<float*>(states.queries + rows * width);
-  states.scales = reinterpret_cast<QueryScale*>(states.largest + rows);
-  for (int64_t i = 0; i < rows * (width + kLanes); ++i) task.scratch[i] = 0.0f;  // sums, totals
-  for (int64_t row = 0; row < rows; ++row) states.largest[row] = -kInfinity;
-  return states;
-}
-
-// Some heads of some positions of a task: rows row(0, 0) ... of `RowStates` do not follow each
-// other where the task has more heads.
+// Some heads of some positions of a task.
 struct Tile {
   int32_t first, positions;  // of the task's rows of the sequence
   int32_t head, heads;       // from the task's first head
   int32_t rows;              // positions * heads
-  int64_t state;             // of its first row; the others follow
+  int64_t state;             // of its first row in RowStates; the others follow
 };
 
-// Copies a row's query, scaled so that scores are powers of two.
-DT_INLINE void pack_floats(const float* from, int32_t head_dim, Query* to) {
-  int32_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) store(&to[d].value, mul(load(from + d), splat(kLog2E)));
-  for (; d < head_dim; ++d) to[d].value = from[d] * kLog2E;
-}
-
-// Rounds a row's query to 8 bits: int8 keys are multiplied with it exactly.
-DT_INLINE QueryScale pack_quants(const float* from, int32_t head_dim, Query* to) {
-  const RowScale scale = row_scale(from, head_dim);
-  int32_t sum = 0;
-  for (int32_t d = 0; d < head_dim; d += kLanes, to += kLanes / 4) {
-    int8_t quants[kLanes];
-    quantize_sixteen(from, d, head_dim, scale.inverse, quants);
-    std::memcpy(&to->quants, quants, sizeof quants);
-    for (int32_t i = 0; i < kLanes; ++i) sum += quants[i];
-  }
-  return {scale.scale * kLog2E, 128 * sum};
+// Calls function(state, offset) for each row of a tile; offset: of its head in the task's queries
+// and outputs, whose rows are `ld` apart.
+template <typename Function>
+DT_INLINE void for_each_row(const AttentionTask& task, const Tile& tile, int64_t ld, Function&& function) {
+  int64_t state = tile.state;
+  const int64_t first_row = task.sequence->first_row + task.first + tile.first;
+  for (int64_t row = first_row; row < first_row + tile.positions; ++row)
+    for (int64_t head = task.first_head + tile.head; head < task.first_head + tile.head + tile.heads; ++head)
+      function(state++, row * ld + head * task.layer->head_dim);
 }
 
 template <KvType type>
 void pack_queries(const AttentionTask& task, const Tile& tile, const RowStates& states) {
   const int32_t head_dim = task.layer->head_dim;
-  Query* to = states.queries + tile.state * padded(head_dim);
-  for (int32_t r = 0; r < tile.rows; ++r, to += padded(head_dim)) {
-    const int64_t row = task.sequence->first_row + task.first + tile.first + r / tile.heads;
-    const int64_t head = task.first_head + tile.head + r % tile.heads;
-    const float* from = task.queries + row * task.queries_ld + head * head_dim;
+  for_each_row(task, tile, task.queries_ld, [&](int64_t state, int64_t offset) {
+    Query* to = states.queries + state * padded(head_dim);
     if constexpr (type == KvType::kInt8)
-      states.scales[tile.state + r] = pack_quants(from, head_dim, to);
+      states.scales[state] = pack_quants(task.queries + offset, head_dim, to);
     else
-      pack_floats(from, head_dim, to);
-  }
-}
-
-DT_INLINE int32_t clamp(int32_t x, int32_t low, int32_t high) { return x < low ? low : x > high ? high : x; }
-
-// Lanes [first, last) of a group that a row sees.
-DT_INLINE Visible lanes_of(const Segment& segment, int32_t group, Visible visible) {
-  return {clamp(visible.first - segment.position[group], 0, segment.tokens[group]),
-          clamp(visible.last - segment.position[group], 0, segment.tokens[group])};
-}
-
-DT_INLINE bool is_whole(const Segment& segment, int32_t group, Visible visible) {
-  return visible.first <= segment.position[group] &&
-         visible.last >= segment.position[group] + segment.tokens[group];
-}
-
-// Groups [first, last) of the segment that hold some of the positions.
-DT_INLINE Visible groups_with(const Segment& segment, Visible visible) {
-  int32_t first = 0, last = segment.num_groups;
-  while (first < last && segment.position[first] + segment.tokens[first] <= visible.first) ++first;
-  while (last > first && segment.position[last - 1] >= visible.last) --last;
-  return {first, last};
-}
-
-// 2^x for x <= 0, as 2^floor(x) times a polynomial of degree 5: relative error below 2e-7, and
-// exactly 1 at 0. Saturates at 2^-126.
-DT_INLINE F32x16 exp2_nonpositive(F32x16 x) {
-  x = max(x, splat(-126.0f));
-  const F32x16 f = fraction_of(x);
-  F32x16 p = splat(1.86713028e-3f);
-  p = fma(p, f, splat(9.01702978e-3f));
-  p = fma(p, f, splat(5.57999127e-2f));
-  p = fma(p, f, splat(2.40164444e-1f));
-  p = fma(p, f, splat(6.93151295e-1f));
-  p = fma(p, f, splat(1.0f));
-  return scale_by_floor(p, x);
-}
-
-DT_INLINE F32x16 keep_visible(F32x16 x, Visible lanes, float other) {
-  return lanes.first > 0 || lanes.last < kLanes ? select_lanes(x, lanes.first, lanes.last, other) : x;
-}
-
-// A row's earlier sums, made relative to a new largest score.
-DT_INLINE void rescale(const RowStates& states, int64_t row, float largest, int64_t width) {
-  const F32x16 factor = exp2_nonpositive(splat(states.largest[row] - largest));
-  float* totals = states.totals + row * kLanes;
-  store(totals, mul(load(totals), factor));
-  float* sums = states.sums + row * width;
-  for (int64_t d = 0; d < width; d += kLanes) store(sums + d, mul(load(sums + d), factor));
-  states.largest[row] = largest;
-}
-
-// One row's scores of a segment become weights.
-template <KvType type>
-void soften(const Segment& segment, Visible visible, float* scores, const RowStates& states, int64_t row,
-            int64_t width) {
-  const Visible groups = groups_with(segment, visible);
-  if (groups.first == groups.last) return;
-  F32x16 most = splat(states.largest[row]);
-  for (int32_t g = groups.first; g < groups.last; ++g)
-    most = max(most, keep_visible(load(scores + g * kLanes), lanes_of(segment, g, visible), -kInfinity));
-  const float largest = largest_of(most);
-  if (largest != states.largest[row]) rescale(states, row, largest, width);
-  F32x16 total = load(states.totals + row * kLanes);
-  for (int32_t g = groups.first; g < groups.last; ++g) {
-    F32x16 weight = exp2_nonpositive(sub(load(scores + g * kLanes), splat(largest)));
-    weight = keep_visible(weight, lanes_of(segment, g, visible), 0.0f);
-    total = add(total, weight);
-    if constexpr (type == KvType::kInt8) weight = mul(weight, load(segment.value_scales[g]));
-    store(scores + g * kLanes, weight);
-  }
-  store(states.totals + row * kLanes, total);
+      pack_floats(task.queries + offset, head_dim, to);
+  });
 }
 
 // Calls `Function<rows>::call(...)`.
@@ -219,9 +111,11 @@ struct TilePass {
     with_rows<Kernels<type>::template Scores>(tile.rows, &segment, groups, task.layer,
                                               static_cast<const Query*>(states.queries + tile.state * padded(head_dim)),
                                               static_cast<const QueryScale*>(states.scales + tile.state), scores + 0);
-    for (int32_t r = 0; r < tile.rows; ++r)
-      soften<type>(segment, sees(r / tile.heads), scores + r * kSegmentTokens, states, tile.state + r,
-                   padded(head_dim));
+    int32_t row = 0;
+    for (int32_t position = 0; position < tile.positions; ++position)
+      for (int32_t head = 0; head < tile.heads; ++head, ++row)
+        soften<type>(segment, sees(position), scores + row * kSegmentTokens, states, tile.state + row,
+                     padded(head_dim));
     add(groups, scores);
   }
 
@@ -294,69 +188,11 @@ DT_INLINE void for_each_tile(const AttentionTask& task, Function&& function) {
 template <KvType type>
 void finish(const AttentionTask& task, const Tile& tile, const RowStates& states) {
   const int32_t head_dim = task.layer->head_dim;
-  for (int32_t r = 0; r < tile.rows; ++r) {
-    const int64_t row = task.sequence->first_row + task.first + tile.first + r / tile.heads;
-    const int64_t head = task.first_head + tile.head + r % tile.heads;
-    const float total = sum_of(load(states.totals + (tile.state + r) * kLanes));
-    finish_row<type>(states.sums + (tile.state + r) * padded(head_dim), 1.0f / total, head_dim,
-                     task.out + row * task.out_ld + head * head_dim);
-  }
+  for_each_row(task, tile, task.out_ld, [&](int64_t state, int64_t offset) {
+    const float total = sum_of(load(states.totals + state * kLanes));
+    finish_row<type>(states.sums + state * padded(head_dim), 1.0f / total, head_dim, task.out + offset);
+  });
 }
-
-template <KvType type>
-void prefetch_group(const char* wanted, const KvLayer& layer) {
-  const int64_t bytes = kLanes * fetched_bytes<type>(layer);
-  for (int64_t line = 0; line < bytes; line += 64) prefetch(wanted + line);
-}
-
-// The segments of one task, one after the other: each knows what is read after it.
-template <KvType type>
-class Segments {
- public:
-  explicit Segments(const AttentionTask& task) : task_(task), groups_(task.layer->block_size) {
-    const int32_t position = task.sequence->start + task.first;
-    const int32_t seen = task.window > 0 && position >= task.window ? position - task.window + 1 : 0;
-    first_ = groups_.group_of(seen);
-    last_ = groups_.group_of(position + task.count - 1) + 1;
-    at_ = first_ / kSegmentGroups * kSegmentGroups;
-    list(at_, current_);
-    for (int32_t g = 0; g < current_.num_groups; ++g) prefetch_group<type>(current_.wanted[g], *task.layer);
-    look_ahead();
-  }
-
-  const Segment& current() const { return current_; }
-  const char* const* wanted() const { return wanted_; }
-
-  bool advance() {
-    at_ += kSegmentGroups;
-    if (at_ >= last_) return false;
-    current_ = next_;
-    look_ahead();
-    return true;
-  }
-
- private:
-  void list(int32_t at, Segment& to) const {
-    list_groups<type>(task_, groups_, at < first_ ? first_ : at,
-                      last_ - at < kSegmentGroups ? last_ : at + kSegmentGroups, to);
-  }
-
-  // After the last segment comes, most likely, the next head's first: near enough the same groups.
-  void look_ahead() {
-    const bool is_last = at_ + kSegmentGroups >= last_;
-    if (!is_last) list(at_ + kSegmentGroups, next_);
-    const Segment& after = is_last ? current_ : next_;
-    const int64_t offset = is_last ? task_.layer->head_stride : 0;
-    for (int32_t g = 0; g < current_.num_groups; ++g)
-      wanted_[g] = g < after.num_groups ? after.wanted[g] + offset : current_.wanted[g];
-  }
-
-  const AttentionTask& task_;
-  const Groups groups_;
-  int32_t first_, last_, at_;
-  Segment current_, next_;
-  const char* wanted_[kSegmentGroups];
-};
 
 template <KvType type>
 void attend(const AttentionTask& task) {

@@ -130,6 +130,10 @@ void tile_scores(const Segment& segment, int32_t first, int32_t last, const KvLa
                  const Query* queries, const QueryScale* scales, float* scores) {
   for (; first + kGroupTile <= last; first += kGroupTile)
     some_scores<type, R, kGroupTile>(segment, first, layer, queries, scales, scores);
+  if (kGroupTile > 2 && first + 2 <= last) {
+    some_scores<type, R, 2>(segment, first, layer, queries, scales, scores);
+    first += 2;
+  }
   for (; first < last; ++first) some_scores<type, R, 1>(segment, first, layer, queries, scales, scores);
 }
 

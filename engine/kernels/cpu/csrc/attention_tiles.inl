@@ -36,6 +36,7 @@ struct Visible {
 // One segment's groups, of those that some row of the task sees.
 struct Segment {
   int32_t num_groups;
+  bool has_halves;                   // of an odd block: some group has 8 tokens
   int32_t position[kSegmentGroups];  // of a group's first token
   int32_t tokens[kSegmentGroups];    // 16, or 8 at the end of an odd block
   const char* keys[kSegmentGroups];
@@ -60,6 +61,7 @@ template <KvType type>
 void list_groups(const AttentionTask& task, const Groups& groups, int32_t first, int32_t last, Segment& to) {
   const KvLayer& layer = *task.layer;
   to.num_groups = last - first;
+  to.has_halves = groups.block_size % kLanes != 0;
   for (int32_t i = 0; i < to.num_groups; ++i) {
     const int32_t block = (first + i) / groups.per_block;
     const int32_t offset = (first + i) % groups.per_block * kLanes;
@@ -76,6 +78,82 @@ void list_groups(const AttentionTask& task, const Groups& groups, int32_t first,
     }
   }
 }
+
+DT_INLINE int32_t clamp(int32_t x, int32_t low, int32_t high) { return x < low ? low : x > high ? high : x; }
+
+// Lanes [first, last) of a group that a row sees.
+DT_INLINE Visible lanes_of(const Segment& segment, int32_t group, Visible visible) {
+  return {clamp(visible.first - segment.position[group], 0, segment.tokens[group]),
+          clamp(visible.last - segment.position[group], 0, segment.tokens[group])};
+}
+
+DT_INLINE bool is_whole(const Segment& segment, int32_t group, Visible visible) {
+  return visible.first <= segment.position[group] &&
+         visible.last >= segment.position[group] + segment.tokens[group];
+}
+
+// Groups [first, last) of the segment that hold some of the positions.
+DT_INLINE Visible groups_with(const Segment& segment, Visible visible) {
+  int32_t first = 0, last = segment.num_groups;
+  while (first < last && segment.position[first] + segment.tokens[first] <= visible.first) ++first;
+  while (last > first && segment.position[last - 1] >= visible.last) --last;
+  return {first, last};
+}
+
+template <KvType type>
+void prefetch_group(const char* wanted, const KvLayer& layer) {
+  const int64_t bytes = kLanes * fetched_bytes<type>(layer);
+  for (int64_t line = 0; line < bytes; line += 64) prefetch(wanted + line);
+}
+
+// The segments of one task, one after the other: each knows what is read after it.
+template <KvType type>
+class Segments {
+ public:
+  explicit Segments(const AttentionTask& task) : task_(task), groups_(task.layer->block_size) {
+    const int32_t position = task.sequence->start + task.first;
+    const int32_t seen = task.window > 0 && position >= task.window ? position - task.window + 1 : 0;
+    first_ = groups_.group_of(seen);
+    last_ = groups_.group_of(position + task.count - 1) + 1;
+    at_ = first_ / kSegmentGroups * kSegmentGroups;
+    list(at_, current_);
+    for (int32_t g = 0; g < current_.num_groups; ++g) prefetch_group<type>(current_.wanted[g], *task.layer);
+    look_ahead();
+  }
+
+  const Segment& current() const { return current_; }
+  const char* const* wanted() const { return wanted_; }
+
+  bool advance() {
+    at_ += kSegmentGroups;
+    if (at_ >= last_) return false;
+    current_ = next_;
+    look_ahead();
+    return true;
+  }
+
+ private:
+  void list(int32_t at, Segment& to) const {
+    list_groups<type>(task_, groups_, at < first_ ? first_ : at,
+                      last_ - at < kSegmentGroups ? last_ : at + kSegmentGroups, to);
+  }
+
+  // After the last segment comes, most likely, the next head's first: near enough the same groups.
+  void look_ahead() {
+    const bool is_last = at_ + kSegmentGroups >= last_;
+    if (!is_last) list(at_ + kSegmentGroups, next_);
+    const Segment& after = is_last ? current_ : next_;
+    const int64_t offset = is_last ? task_.layer->head_stride : 0;
+    for (int32_t g = 0; g < current_.num_groups; ++g)
+      wanted_[g] = g < after.num_groups ? after.wanted[g] + offset : current_.wanted[g];
+  }
+
+  const AttentionTask& task_;
+  const Groups groups_;
+  int32_t first_, last_, at_;
+  Segment current_, next_;
+  const char* wanted_[kSegmentGroups];
+};
 
 }  // namespace
 }  // namespace dovetail

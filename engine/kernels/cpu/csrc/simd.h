@@ -384,6 +384,9 @@ DT_INLINE float sum_of(F32x16 x) {
     for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
   return lane[0];
 }
+#if defined(__AVX512F__)
+DT_INLINE float largest_of(F32x16 x) { return _mm512_reduce_max_ps(x); }
+#else
 DT_INLINE float largest_of(F32x16 x) {
   alignas(64) float lane[kLanes];
   store(lane, x);
@@ -391,6 +394,7 @@ DT_INLINE float largest_of(F32x16 x) {
   for (int i = 1; i < kLanes; ++i) largest = lane[i] > largest ? lane[i] : largest;
   return largest;
 }
+#endif
 
 DT_INLINE uint16_t to_bf16(float x) {  // to nearest, ties to even; x is finite or infinite
   uint32_t bits;
