@@ -31,7 +31,10 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
         (["up", "--decode", "0"], "--decode or --colocated"),
         (["up", "--port", "eight"], "http.port = 'eight': must be a whole number"),
         (["up", "--port", "70000"], "http.port = 70000"),
-        (["up", "--executor", "gpu"], "engine.executor = 'gpu': must be 'auto' or 'native' or 'torch' or 'mock'"),
+        (
+            ["up", "--executor", "gpu"],
+            "engine.executor = 'gpu': must be 'auto' or 'native' or 'torch' or 'mock'",
+        ),
         (["up", "--log-level", "loud"], "log.level = 'loud'"),
         (["up", "--set", "engine"], "section.key=value"),
         (["up", "--set", "engine.thread=1"], "did you mean 'threads'?"),
