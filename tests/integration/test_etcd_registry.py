@@ -27,6 +27,7 @@ from core.config import ControlPlaneConfig
 from core.errors import ControlPlaneError
 from core.ids import Boot, WorkerId
 from core.worker_record import Role, WorkerRecord
+from tests.etcd_mirror import Mirror
 from tests.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.anyio
@@ -96,35 +97,6 @@ async def its_client(etcd: EtcdServer) -> AsyncGenerator[EtcdClient]:
 def quick_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_watch, "POLL_S", 0.3)
     monkeypatch.setattr(prefix_watch, "_GRACE_S", 0.1)
-
-
-class Mirror:
-    """Believes what a watch tells, and waits until that is what it should be."""
-
-    def __init__(self) -> None:
-        self.content: dict[str, bytes] = {}
-        self.changed = asyncio.Event()
-        self.num_listings = 0
-
-    def on_listing(self, listing: Listing, *, replay_from: int) -> int:
-        self.content = {item.key: item.value for item in listing.items}
-        self.num_listings += 1
-        self.changed.set()
-        return listing.revision + 1
-
-    def on_changes(self, changes: list[KeyValue | Deleted]) -> None:
-        for change in changes:
-            if isinstance(change, KeyValue):
-                self.content[change.key] = change.value
-            else:
-                del self.content[change.key]
-        self.changed.set()
-
-    async def until(self, is_met: Callable[[], bool], within_s: float = 8.0) -> None:
-        async with asyncio.timeout(within_s):
-            while not is_met():
-                self.changed.clear()
-                await self.changed.wait()
 
 
 def record(worker_id: str = "w0", boot: str = "b0", role: Role = Role.DECODE) -> WorkerRecord:
