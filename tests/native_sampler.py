@@ -14,7 +14,7 @@ import torch
 
 from core.request import TokenLogprobs
 from core.sampling_params import SamplingParams
-from engine.executor.native_sampling import Draw, Draws, resolve
+from engine.executor.native_sampling import Draw, Draws, SampledSequence, resolve
 from engine.sampling import sampler, slot_sampling
 from engine.sampling.logprobs import to_host
 
@@ -58,7 +58,8 @@ def by_kernel(table: Any, scene: Scene) -> tuple[int, TokenLogprobs | None]:
     vocab_size = len(scene.logits)
     sampling = resolve(scene.params, vocab_size)
     tokens = np.array(scene.tokens, np.int32)
-    draw = Draw(0, sampling, tokens, scene.num_prompt, scene.sample_index, scene.allowed)
+    sequence = SampledSequence(sampling, tokens, scene.num_prompt, scene.sample_index)
+    draw = Draw(0, sequence, len(tokens), scene.allowed)
     draws = Draws([draw])
     (item,) = draws.items
     logits = np.append(scene.logits, _GUARD)

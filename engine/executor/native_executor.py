@@ -44,7 +44,6 @@ class NativeExecutor:
 
     Attributes:
         clock: measures steps.
-        on_signal: called with the layer index once this step's keys and values of it are written.
 
     Raises:
         ModelError: the library cannot run the model.
@@ -61,7 +60,6 @@ class NativeExecutor:
         num_blocks: int,
     ) -> None:
         self.clock: Clock = SystemClock()
-        self.on_signal: Callable[[int], None] | None = None
         self._layout = layout
         self._region = region
         self._num_blocks = num_blocks
@@ -76,6 +74,8 @@ class NativeExecutor:
             max_positions=max_tokens,
             num_threads=config.threads or len(os.sched_getaffinity(0)),
         )
+        self._inputs = self._slots.inputs()
+        self._on_signal: Callable[[int], None] | None = None
         self._steps: deque[tuple[NativeStep, float]] = deque()
         self._next = 0
         self._numerics = (
@@ -97,6 +97,16 @@ class NativeExecutor:
     def numerics(self) -> str:
         """Id of everything that can change a token."""
         return self._numerics
+
+    @property
+    def on_signal(self) -> Callable[[int], None] | None:
+        """Called with the layer index once a step's keys and values of it are written."""
+        return self._on_signal
+
+    @on_signal.setter
+    def on_signal(self, on_signal: Callable[[int], None] | None) -> None:
+        self._on_signal = on_signal
+        self._inputs.on_signal = signal_callback(on_signal)
 
     def submit(self, plan: StepPlan) -> Handle:
         """Apply the delta and run the forward pass."""
@@ -154,9 +164,9 @@ class NativeExecutor:
             vocab_size=self._spec.vocab_size,
             select_all=select_all,
         )
-        on_signal = signal_callback(self.on_signal)
-        inputs, kept = step.inputs(self._region.address, on_signal)
-        self._runner.forward(inputs)
+        self._inputs.region = self._region.address  # a fence may have moved it
+        kept = step.fill(self._inputs)
+        self._runner.forward(self._inputs)
         del kept
         return step
 

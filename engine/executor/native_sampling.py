@@ -1,7 +1,7 @@
 """What the native sampler is told of each row, and what it tells back; no torch.
 
-A sequence's parameters become a `SampleRow` once; each draw copies it and adds what moves: the
-tokens so far, the position, the ids that may not come next. Structs hold addresses: who makes them
+A sequence's parameters become a `DrawItem` once; each draw copies it and adds what moves: the
+position, the ids that may not come next. Structs hold addresses: who makes them
 keeps the arrays behind them.
 """
 
@@ -44,22 +44,52 @@ class NativeSampling(NamedTuple):
     bias: Floats
 
 
+class SampledSequence:
+    """What every draw of one sequence has in common, made once.
+
+    Args:
+        tokens: int32, contiguous, the tokens so far and room for more; read when a draw is made and
+            drawn.
+        num_prompt: how many of them are prompt.
+        sample_index: which of the request's n samples; keys the noise.
+
+    Attributes:
+        item: of a draw, without what moves.
+        is_plain: no ids are ever banned, and no log-probabilities wanted.
+    """
+
+    def __init__(
+        self, sampling: NativeSampling, tokens: Integers, num_prompt: int, sample_index: int = 0
+    ) -> None:
+        assert tokens.dtype == np.int32
+        self.sampling = sampling
+        self.tokens = tokens
+        self.num_prompt = num_prompt
+        self.item = DrawItem(sampling=sampling.row)
+        self.item.sampling.history = _address(tokens)
+        self.item.sampling.num_prompt = num_prompt
+        self.item.sampling.sample_index = sample_index
+        self.num_logprobs = sampling.row.num_logprobs
+        is_banning = bool(sampling.ending_ids) or sampling.longest_word > 0
+        self.is_plain = not is_banning and self.num_logprobs < 0
+
+    def as_sample(self, sample_index: int) -> SampledSequence:
+        """Return the same sequence as another of the request's samples."""
+        return SampledSequence(self.sampling, self.tokens, self.num_prompt, sample_index)
+
+
 class Draw(NamedTuple):
     """One token to draw.
 
     Attributes:
         row: which of the selected rows' logits.
-        tokens: int32 [tokens so far], contiguous: prompt, outputs, and drafts before this one.
-        num_prompt: how many of them are prompt.
-        sample_index: which of the request's n samples; keys the noise.
+        num_tokens: so far: prompt, outputs, and drafts before this one.
         allowed: bool [vocab_size], or None for no mask.
     """
 
     row: int
-    sampling: NativeSampling
-    tokens: Integers
-    num_prompt: int
-    sample_index: int = 0
+    sequence: SampledSequence
+    num_tokens: int
     allowed: Any = None
 
 
@@ -113,40 +143,39 @@ class Draws:
     """
 
     def __init__(self, draws: Sequence[Draw]) -> None:
-        self._counts = [draw.sampling.row.num_logprobs for draw in draws]
+        self._counts = [draw.sequence.num_logprobs for draw in draws]
         num_tops = sum(max(0, count) for count in self._counts)
         self._chosen = np.zeros(len(draws), np.float32)
         self._top_ids = np.zeros(num_tops, np.int32)
         self._top = np.zeros(num_tops, np.float32)
+        self._num_tops = 0
         self._kept: list[object] = [draws]
         self.items: Any = (DrawItem * len(draws))()
-        first = 0
-        for index, (draw, count) in enumerate(zip(draws, self._counts, strict=True)):
+        for index, (row, sequence, num_tokens, allowed) in enumerate(draws):
+            self.items[index] = sequence.item
             item = self.items[index]
-            item.row = draw.row
-            item.sampling = draw.sampling.row
-            self._add_what_moves(item.sampling, draw)
-            if count >= 0:
-                item.chosen = _address(self._chosen) + 4 * index
-                item.top_ids = _address(self._top_ids) + 4 * first
-                item.top = _address(self._top) + 4 * first
-                first += count
+            item.row = row
+            sampling = item.sampling
+            sampling.position = sampling.num_history = num_tokens
+            if not sequence.is_plain:
+                self._add_wishes(index, draws[index])
+            if allowed is not None:
+                mask = _mask(allowed, sequence.sampling.vocab_size)
+                sampling.allowed = _address(mask)
+                self._kept.append(mask)
 
-    def _add_what_moves(self, row: SampleRow, draw: Draw) -> None:
-        assert draw.tokens.dtype == np.int32
-        row.sample_index = draw.sample_index
-        row.position = row.num_history = len(draw.tokens)
-        row.num_prompt = draw.num_prompt
-        row.history = _address(draw.tokens)
+    def _add_wishes(self, index: int, draw: Draw) -> None:
+        item, count = self.items[index], self._counts[index]
         banned = _banned(draw)
         if banned:
             ids = np.array([*banned], np.int32)
-            row.banned, row.num_banned = _address(ids), len(ids)
+            item.sampling.banned, item.sampling.num_banned = _address(ids), len(ids)
             self._kept.append(ids)
-        if draw.allowed is not None:
-            mask = _mask(draw.allowed, draw.sampling.vocab_size)
-            row.allowed = _address(mask)
-            self._kept.append(mask)
+        if count >= 0:
+            item.chosen = _address(self._chosen) + 4 * index
+            item.top_ids = _address(self._top_ids) + 4 * self._num_tops
+            item.top = _address(self._top) + 4 * self._num_tops
+            self._num_tops += count
 
     def token_ids(self) -> list[int]:
         """Return what was drawn."""
@@ -154,6 +183,8 @@ class Draws:
 
     def logprobs(self) -> list[TokenLogprobs | None]:
         """Return the log-probabilities of each draw that asks for them."""
+        if max(self._counts, default=-1) < 0:
+            return [None] * len(self._counts)
         chosen: list[float] = self._chosen.tolist()
         top_ids: list[int] = self._top_ids.tolist()
         top: list[float] = self._top.tolist()
@@ -171,13 +202,14 @@ class Draws:
 
 def _banned(draw: Draw) -> frozenset[int]:
     """Return the ids that may not come next: min_tokens' and the last ones of bad words."""
-    sampling, num_tokens = draw.sampling, len(draw.tokens)
+    sequence, num_tokens = draw.sequence, draw.num_tokens
+    sampling, num_prompt = sequence.sampling, sequence.num_prompt
     banned: frozenset[int] = frozenset()
-    if num_tokens - draw.num_prompt < sampling.params.min_tokens:
+    if num_tokens - num_prompt < sampling.params.min_tokens:
         banned = sampling.ending_ids
     if sampling.longest_word:
-        first = max(draw.num_prompt, num_tokens + 1 - sampling.longest_word)
-        recent: list[int] = draw.tokens[first:].tolist()
+        first = max(num_prompt, num_tokens + 1 - sampling.longest_word)
+        recent: list[int] = sequence.tokens[first:num_tokens].tolist()
         banned |= completing_ids(sampling.params.bad_words, recent)
     return banned
 

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from core.ids import BlockId, SlotId
 from core.kv_layout import KvLayout
 from engine.executor.interface import NewBlocks, SlotAdded, StepPlan, TableEdit
-from engine.executor.native_sampling import NativeSampling, resolve
+from engine.executor.native_sampling import SampledSequence, resolve
 from engine.executor.plan_checks import check_added, check_group
+from engine.kernels.cpu.abi import StepInputs
 
 Integers = npt.NDArray[np.int32]
 
@@ -20,14 +21,14 @@ class NativeSlot:
     """One sequence.
 
     Attributes:
+        sequence: its tokens and sampling, for draws.
         length: computed positions.
         num_blocks: in its table.
     """
 
-    def __init__(self, added: SlotAdded, sampling: NativeSampling) -> None:
+    def __init__(self, added: SlotAdded, sequence: SampledSequence) -> None:
         self.slot = added.slot
-        self.sampling = sampling
-        self.sample_index = added.sample_index
+        self.sequence = sequence
         self.num_prompt = added.num_prompt
         self.return_hidden = added.return_hidden
         self.prompt_logprobs = added.prompt_logprobs
@@ -57,6 +58,15 @@ class NativeSlots:
         self.token_ids: Integers = np.zeros((num_slots, max_tokens), np.int32)
         self.tables: Integers = np.zeros((num_slots, layout.blocks_for(max_tokens)), np.int32)
 
+    def inputs(self) -> StepInputs:
+        """Return what is the same for all steps of these slots."""
+        return StepInputs(
+            token_ids=self.token_ids.ctypes.data,
+            tokens_ld=self.token_ids.shape[1],
+            tables=self.tables.ctypes.data,
+            tables_ld=self.tables.shape[1],
+        )
+
     def apply(self, plan: StepPlan) -> None:
         """Apply the plan's slots, new blocks and table edits, in this order."""
         for slot in plan.removed:
@@ -70,8 +80,11 @@ class NativeSlots:
 
     def _add(self, added: SlotAdded) -> None:
         check_added(added, self.by_id, num_slots=self._num_slots, max_tokens=self._max_tokens)
-        self.by_id[added.slot] = NativeSlot(added, resolve(added.sampling, self._vocab_size))
-        self.token_ids[added.slot, : len(added.token_ids)] = added.token_ids
+        tokens = self.token_ids[added.slot]
+        tokens[: len(added.token_ids)] = added.token_ids
+        sampling = resolve(added.sampling, self._vocab_size)
+        sequence = SampledSequence(sampling, tokens, added.num_prompt, added.sample_index)
+        self.by_id[added.slot] = NativeSlot(added, sequence)
         (table,) = added.block_tables
         self._extend(added.slot, table)
 

@@ -58,15 +58,16 @@ class NativeStep:
         if select_all:
             self._selected = list(range(self.num_rows))
         self.num_selected = len(self._selected)
-        wants_hidden = any(slot.return_hidden for slot in self._own)
-        self._hidden = np.empty((self.num_selected if wants_hidden else 0, hidden_size), np.float32)
+        self._hidden: Floats | None = None
+        if self.num_selected and any(slot.return_hidden for slot in self._own):
+            self._hidden = np.empty((self.num_selected, hidden_size), np.float32)
         self._scores = PromptScores([*self._runs.values()], vocab_size) if self._runs else None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs | None] = []
 
     def _lay_out(self, index: int, item: SlotWork, slot: NativeSlot) -> None:
         start, end = slot.length, slot.length + item.num_query
-        first_entry, token_ids = len(self._draws), self._slots.token_ids[item.slot]
+        first_entry, token_ids = len(self._draws), slot.sequence.tokens
         self._work.append((item.slot, start, item.num_query))
         if item.drafts:
             token_ids[start + 1 : end] = item.drafts
@@ -85,54 +86,43 @@ class NativeStep:
         count = item.num_query if item.drafts else 1
         end = slot.length + item.num_query
         first_row = self.num_rows + item.num_query - count
+        sequence = slot.sequence
         for offset in range(count):
-            draw = Draw(
-                row=len(self._selected),
-                sampling=slot.sampling,
-                tokens=self._slots.token_ids[item.slot, : end - count + 1 + offset],
-                num_prompt=slot.num_prompt,
-                sample_index=slot.sample_index,
-            )
+            row = len(self._selected)
             self._selected.append(first_row + offset)
+            num_tokens = end - count + 1 + offset
             if item.drafts or item.num_samples == 1:
-                self._draws.append(draw)
+                self._draws.append(Draw(row, sequence, num_tokens))
             else:
-                self._draws += [draw._replace(sample_index=i) for i in range(item.num_samples)]
+                self._draws += [
+                    Draw(row, sequence.as_sample(sample), num_tokens)
+                    for sample in range(item.num_samples)
+                ]
 
-    def inputs(self, region: int, on_signal: Any) -> tuple[StepInputs, list[Any]]:
-        """Return what the library runs, and what it points to, to be kept until it has run.
-
-        Args:
-            region: the pool's address now.
-            on_signal: from `signal_callback`.
-        """
-        plan, slots = self.plan, self._slots
-        copies = [(one.source, one.target) for one in plan.copies]
-        arrays = [
-            np.array(one, np.int32) for one in (self._work, self._selected, plan.zeroes, copies)
-        ]
-        work, selected, zeroes, copied = (array.ctypes.data for array in arrays)
-        scores: Any = None if self._scores is None else self._scores.items
-        inputs = StepInputs(
-            region=region,
-            work=work,
-            num_work=len(plan.work),
-            token_ids=slots.token_ids.ctypes.data,
-            tokens_ld=slots.token_ids.shape[1],
-            tables=slots.tables.ctypes.data,
-            tables_ld=slots.tables.shape[1],
-            zeroes=zeroes,
-            num_zeroes=len(plan.zeroes),
-            copies=copied,
-            num_copies=len(copies),
-            selected=selected,
-            num_selected=self.num_selected,
-            scores=None if scores is None else ctypes.addressof(scores),
-            num_scores=len(self._runs),
-            on_signal=on_signal,
-            hidden=self._hidden.ctypes.data if len(self._hidden) else None,
-        )
-        return inputs, arrays
+    def fill(self, inputs: StepInputs) -> list[Any]:
+        """Set what is this step's; return what it points to, to be kept until it has run."""
+        plan = self.plan
+        work = np.array(self._work, np.int32)
+        inputs.work, inputs.num_work = work.ctypes.data, len(self._work)
+        kept: list[Any] = [work]
+        inputs.num_selected = self.num_selected
+        if self.num_selected:
+            kept.append(selected := np.array(self._selected, np.int32))
+            inputs.selected = selected.ctypes.data
+        inputs.num_zeroes = len(plan.zeroes)
+        if plan.zeroes:
+            kept.append(zeroes := np.array(plan.zeroes, np.int32))
+            inputs.zeroes = zeroes.ctypes.data
+        inputs.num_copies = len(plan.copies)
+        if plan.copies:
+            pairs = [(one.source, one.target) for one in plan.copies]
+            kept.append(copies := np.array(pairs, np.int32))
+            inputs.copies = copies.ctypes.data
+        inputs.num_scores = len(self._runs)
+        if self._scores is not None:
+            inputs.scores = ctypes.addressof(self._scores.items)
+        inputs.hidden = None if self._hidden is None else self._hidden.ctypes.data
+        return kept
 
     def draws(self, masks: Mapping[SlotId, Any]) -> Draws | None:
         """Return what is to be drawn from the logits; None: nothing."""
@@ -162,7 +152,7 @@ class NativeStep:
             if entries:
                 # Of several samples the first is the slot's own; the others become slots when the
                 # driver adds them.
-                self._slots.token_ids[item.slot, slot.length] = self._tokens[entries.start]
+                slot.sequence.tokens[slot.length] = self._tokens[entries.start]
         self.is_sampled = True
 
     def _verify(self, item: SlotWork, slot: NativeSlot, entries: range) -> range:
@@ -176,7 +166,7 @@ class NativeStep:
         while num_right < len(item.drafts) and tokens[num_right] == item.drafts[num_right]:
             num_right += 1
         first = slot.length + 1
-        self._slots.token_ids[item.slot, first : first + len(tokens)] = tokens
+        slot.sequence.tokens[first : first + len(tokens)] = tokens
         slot.length += num_right + 1
         return entries[: num_right + 1]
 
@@ -191,7 +181,7 @@ class NativeStep:
         slot, entries = self._own[index], self._entries[index]
         logprobs = self._logprobs[entries.start : entries.stop]
         hidden: list[float] | None = None
-        if slot.return_hidden and entries:
+        if self._hidden is not None and slot.return_hidden and entries:
             hidden = self._hidden[self._draws[entries[-1]].row].tolist()
         return SlotResult(
             slot=slot.slot,

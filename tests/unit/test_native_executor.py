@@ -22,7 +22,7 @@ from engine.models.llama import compile_program
 from engine.models.program import Program
 from engine.models.read_spec import read_spec
 from tests.batch_invariance import ways
-from tests.step_driver import NATIVE, StepDriver, work
+from tests.step_driver import NATIVE, StepDriver
 from tests.tiny_gguf import write_gguf
 from tests.tiny_models import TOKENS, reference, save_tiny
 
@@ -105,15 +105,6 @@ def test_sampled_tokens_are_those_of_torch(tmp_path: Path, threads: int) -> None
         driver.close()
     assert ours == theirs
     assert len({tuple(tokens) for tokens in ours}) > 3
-
-
-def test_layers_are_signalled_once_their_keys_and_values_are_written(tmp_path: Path) -> None:
-    driver = Tiny(tmp_path, "f32").driver(threads=2)
-    signalled: list[int] = []
-    driver.executor.on_signal = signalled.append
-    driver.step(work(0, 20, 1), added=(driver.added(0, TOKENS[:20]),))
-    driver.close()
-    assert signalled == [0, 1]
 
 
 def test_auto_keeps_blocks_that_the_kernels_know(tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ import pytest
 
 from core.request import PromptLogprobs, TokenLogprobs
 from core.sampling_params import SamplingParams
-from engine.executor.native_sampling import Draw, Draws, PromptRun, PromptScores, resolve
+from engine.executor.native_sampling import (
+    Draw,
+    Draws,
+    PromptRun,
+    PromptScores,
+    SampledSequence,
+    resolve,
+)
 from engine.kernels.cpu.library import kernel_tables
 from tests.native_sampler import Scene, by_kernel, by_torch
 
@@ -22,7 +29,9 @@ TOKENS = np.array(PROMPT + OUTPUT, np.int32)
 
 def row_of(tokens: Any = TOKENS, allowed: Any = None, **rules: Any) -> tuple[Draws, Any]:
     """Return one draw, and its row; the first keeps the second's memory."""
-    draw = Draw(3, resolve(SamplingParams(**rules), VOCAB), tokens, len(PROMPT), 2, allowed)
+    sampling = resolve(SamplingParams(**rules), VOCAB)
+    sequence = SampledSequence(sampling, tokens, len(PROMPT)).as_sample(2)
+    draw = Draw(3, sequence, len(tokens), allowed)
     draws = Draws([draw])
     return draws, draws.items[0].sampling
 
@@ -136,7 +145,8 @@ def fill(address: int | None, values: Sequence[float], kind: Any) -> None:
 
 def test_log_probabilities_come_back_to_their_draws() -> None:
     wants = (2, None, 0, 1000, 1)
-    draws = Draws([Draw(0, resolve(SamplingParams(logprobs=n), 4), TOKENS, 4) for n in wants])
+    samplings = [resolve(SamplingParams(logprobs=n), 4) for n in wants]
+    draws = Draws([Draw(0, SampledSequence(one, TOKENS, 4), 8) for one in samplings])
     assert [item.sampling.num_logprobs for item in draws.items] == [2, -1, 0, 4, 1]
     for index, item in enumerate(draws.items):
         item.token = 10 + index
