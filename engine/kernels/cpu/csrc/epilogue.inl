@@ -6,7 +6,7 @@
 namespace dovetail {
 namespace {
 
-// Where the outputs of one panel go: row 0 of a tile.
+// Where the outputs of a tile go: its first row and panel.
 struct Destination {
   float* out;
   int64_t ld;
@@ -18,25 +18,28 @@ DT_INLINE F32x16 silu_times(F32x16 gate, F32x16 up) {
   return div(mul(gate, up), below);
 }
 
-template <int kRows>
-DT_INLINE void add_bias(const Matrix& matrix, int32_t panel, F32x16 (&sums)[kRows]) {
+template <int kRows, int kPanels>
+DT_INLINE void add_bias(const Matrix& matrix, int32_t panel, F32x16 (&sums)[kRows][kPanels]) {
   if (matrix.bias == nullptr) return;
-  const F32x16 bias = load(matrix.bias + panel * kPanel);
-  for (int r = 0; r < kRows; ++r) sums[r] = add(sums[r], bias);
-}
-
-template <int kRows>
-DT_INLINE void store_sums(const F32x16 (&sums)[kRows], const Destination& to) {
-  const bool adds = to.epilogue == Epilogue::kAdd;
-  for (int r = 0; r < kRows; ++r) {
-    float* out = to.out + r * to.ld;
-    store(out, adds ? add(load(out), sums[r]) : sums[r]);
+#pragma GCC unroll 2
+  for (int p = 0; p < kPanels; ++p) {
+    const F32x16 bias = load(matrix.bias + (panel + p) * kPanel);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sums[r][p] = add(sums[r][p], bias);
   }
 }
 
-template <int kRows>
-DT_INLINE void store_gated(const F32x16 (&gate)[kRows], const F32x16 (&up)[kRows], const Destination& to) {
-  for (int r = 0; r < kRows; ++r) store(to.out + r * to.ld, silu_times(gate[r], up[r]));
+template <int kRows, int kPanels>
+DT_INLINE void store_sums(const F32x16 (&sums)[kRows][kPanels], const Destination& to) {
+  const bool adds = to.epilogue == Epilogue::kAdd;
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+      float* out = to.out + r * to.ld + p * kPanel;
+      store(out, adds ? add(load(out), sums[r][p]) : sums[r][p]);
+    }
+  }
 }
 
 }  // namespace

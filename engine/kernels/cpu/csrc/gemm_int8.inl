@@ -12,7 +12,8 @@ namespace {
 
 template <WeightType kType>
 struct QuantizedWeights {
-  static constexpr int kMaxRows = rows_of(8, 4, 2);
+  static constexpr int kFewRows = by_set(8, 4, 2);
+  static constexpr int kManyRows = by_set(6, 4, 2), kManyPanels = by_set(2, 1, 1);
   static constexpr bool kFourBits = kType == WeightType::kQ4_0 || kType == WeightType::kQ4_1;
   static constexpr bool kHasMinimum = kType == WeightType::kQ4_1;
   static constexpr int kGroup = kType == WeightType::kInt8 ? kInt8Group : kGgufGroup;
@@ -23,56 +24,93 @@ struct QuantizedWeights {
     else return load_f16(static_cast<const uint16_t*>(scales) + at);
   }
 
+  // dots += x quad k of each row times a step's weights of each panel.
+  template <int kRows, int kPanels>
+  DT_INLINE void dot_step(const Bytes64 (&w)[kPanels], const int8_t* x, int64_t next_row,
+                          I32x16 (&dots)[kRows][kPanels]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const int32_t quad = quad_at(x + r * next_row);
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p)
+        dots[r][p] = kFourBits ? dot4(dots[r][p], w[p], quad) : dot8(dots[r][p], w[p], quad);
+    }
+  }
+
   // The group's dot products are one block of straight code: GCC copies the sums around in a loop.
-  template <int kRows>
-  DT_INLINE void dot_group8(const uint8_t* weights, const int8_t* x, int64_t next_row, I32x16 (&dots)[kRows]) {
+  template <int kRows, int kPanels>
+  DT_INLINE void dot_group8(const uint8_t* weights, int64_t next_panel, const int8_t* x, int64_t next_row,
+                            I32x16 (&dots)[kRows][kPanels]) {
+    Bytes64 w[kPanels];
 #pragma GCC unroll 16
     for (int k = 0; k < kGroup; k += 4, weights += 4 * kPanel) {
-      const Bytes64 w = load_quants8(weights);
-      prefetch_ahead<kRows>(weights);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) dots[r] = dot8(dots[r], w, quad_at(x + r * next_row + k));
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) {
+        w[p] = load_quants8(weights + p * next_panel);
+        prefetch_ahead<kRows, kPanels>(weights + p * next_panel, next_panel);
+      }
+      dot_step(w, x + k, next_row, dots);
     }
   }
 
-  template <int kRows>
-  DT_INLINE void dot_group4(const uint8_t* weights, const int8_t* x, int64_t next_row, I32x16 (&dots)[kRows]) {
+  template <int kRows, int kPanels>
+  DT_INLINE void dot_group4(const uint8_t* weights, int64_t next_panel, const int8_t* x, int64_t next_row,
+                            I32x16 (&dots)[kRows][kPanels]) {
+    Bytes64 w[kPanels];
 #pragma GCC unroll 8
     for (int k = 0; k < kGroup; k += 8, weights += 4 * kPanel) {
-      const Bytes64 low = low_quants4(weights), high = high_quants4(weights);
-      prefetch_ahead<kRows>(weights);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) dots[r] = dot4(dots[r], low, quad_at(x + r * next_row + k));
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) dots[r] = dot4(dots[r], high, quad_at(x + r * next_row + k + 4));
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) {
+        w[p] = low_quants4(weights + p * next_panel);
+        prefetch_ahead<kRows, kPanels>(weights + p * next_panel, next_panel);
+      }
+      dot_step(w, x + k, next_row, dots);
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) w[p] = high_quants4(weights + p * next_panel);
+      dot_step(w, x + k + 4, next_row, dots);
     }
   }
 
-  template <int kRows>
+  // sums += a group's dot products, scaled; `x_scales` and `x_sums` are of the group and row 0.
+  template <int kRows, int kPanels>
+  DT_INLINE void add_scaled(const Matrix& matrix, int64_t scales, int64_t groups, const float* x_scales,
+                            const int32_t* x_sums, const I32x16 (&dots)[kRows][kPanels],
+                            F32x16 (&sums)[kRows][kPanels]) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p, scales += groups * kPanel) {
+      const F32x16 scale = load_scales(matrix.scales, scales);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r)
+        sums[r][p] = fma(to_float(dots[r][p]), mul(scale, splat(x_scales[r * groups])), sums[r][p]);
+      if constexpr (kHasMinimum) {
+        const F32x16 minimum = load_scales(matrix.minimums, scales);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) sums[r][p] = fma(minimum, splat(float_at(x_sums + r * groups)), sums[r][p]);
+      }
+    }
+  }
+
+  template <int kRows, int kPanels>
   DT_INLINE void accumulate(const Matrix& matrix, int32_t panel, const Activations& from, int32_t row,
-                            F32x16 (&sums)[kRows]) {
+                            F32x16 (&sums)[kRows][kPanels]) {
     const int64_t groups = groups_of(kType, matrix.in_features), padded = groups * kGroup;
+    const int64_t next_panel = groups * kGroupBytes;
     const uint8_t* weights = panel_data(matrix, panel);
     const int8_t* x = from.quants + row * padded;
     const float* x_scales = from.scales + row * groups;
     const int32_t* x_sums = from.sums + row * groups;
-    int64_t scales_of_group = panel * groups * kPanel;
-    for (int64_t g = 0; g < groups; ++g, weights += kGroupBytes, x += kGroup, scales_of_group += kPanel) {
-      I32x16 dots[kRows];
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) dots[r] = splat_int(kHasMinimum ? 0 : x_sums[r * groups + g]);
-      if constexpr (kFourBits) dot_group4(weights, x, padded, dots);
-      else dot_group8(weights, x, padded, dots);
-      const F32x16 scale = load_scales(matrix.scales, scales_of_group);
-#pragma GCC unroll 16
+    const int64_t scales = panel * groups * kPanel;
+    for (int64_t g = 0; g < groups; ++g, weights += kGroupBytes, x += kGroup) {
+      I32x16 dots[kRows][kPanels];
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        sums[r] = fma(to_float(dots[r]), mul(scale, splat(x_scales[r * groups + g])), sums[r]);
+        const I32x16 start = splat_int(kHasMinimum ? 0 : x_sums[r * groups + g]);
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) dots[r][p] = start;
       }
-      if constexpr (kHasMinimum) {
-        const F32x16 minimum = load_scales(matrix.minimums, scales_of_group);
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) sums[r] = fma(minimum, splat(float_at(x_sums + r * groups + g)), sums[r]);
-      }
+      if constexpr (kFourBits) dot_group4(weights, next_panel, x, padded, dots);
+      else dot_group8(weights, next_panel, x, padded, dots);
+      add_scaled(matrix, scales + g * kPanel, groups, x_scales + g, x_sums + g, dots, sums);
     }
   }
 };
