@@ -27,7 +27,7 @@ from engine.executor.native_model import NativeModel, native_tile_order
 from engine.executor.native_runner import NativeRunner, signal_callback
 from engine.executor.native_slots import NativeSlots
 from engine.executor.native_step import NativeStep
-from engine.kernels.cpu.library import ABI_VERSION
+from engine.kernels.cpu.library import build_id
 from engine.models.spec import ModelSpec
 
 
@@ -79,7 +79,7 @@ class NativeExecutor:
         self._steps: deque[tuple[NativeStep, float]] = deque()
         self._next = 0
         self._numerics = (
-            f"native-{ABI_VERSION}/{model.table.name.decode()}/weights-{model.kind}/"
+            f"native-{build_id()}/{model.table.name.decode()}/weights-{model.kind}/"
             f"kv-{layout.layers[0].dtype.value}/tp-1"
         )
 

@@ -10,13 +10,14 @@ import msgspec
 from core.kv_layout import KvDtype, TileOrder
 from engine.executor.native_program import NativeProgram, lower
 from engine.executor.native_weights import (
+    PACKING_VERSION,
     Bytes,
     WeightLayout,
     WeightsKind,
     choose_kind,
 )
-from engine.executor.packed_file import open_packed
-from engine.kernels.cpu.library import kernel_tables
+from engine.executor.packed_file import PackedName, open_packed
+from engine.kernels.cpu.library import build_id, kernel_tables
 from engine.models.llama import compile_program
 from engine.models.spec import ModelSpec
 from engine.models.tensor_shapes import expected_shapes
@@ -72,6 +73,9 @@ def load_model(
     dtypes = {name: tensor.dtype for name, tensor in weights.tensors.items()}
     kind = choose_kind(choice, dtypes)
     places = WeightLayout(program, kind, dtypes, expected_shapes(spec), table)
-    key = f"{spec.fingerprint}.{kind}.{table.name.decode()}"
-    memory = open_packed(cache, key, places.num_bytes, lambda to: places.pack(weights, to))
+    name = PackedName(
+        model=f"{spec.fingerprint}.{kind}.{table.name.decode()}",
+        version=f"{PACKING_VERSION}-{build_id()}",
+    )
+    memory = open_packed(cache, name, places.num_bytes, lambda to: places.pack(weights, to))
     return NativeModel(program, places, memory, kind, table)

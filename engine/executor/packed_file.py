@@ -1,7 +1,7 @@
 """A file of packed weights, which all workers of a machine map: one copy in memory, packed once.
 
-    CACHE/KEY.vN        the bytes, and nothing else
-    CACHE/KEY.vN.PID    one that is being written
+    CACHE/MODEL.vVERSION        the bytes, and nothing else
+    CACHE/MODEL.vVERSION.PID    one that is being written
 
 A file gets its name when it is whole, so whoever finds it may map it. Without a cache, or where it
 cannot be written, a process packs into memory of its own.
@@ -15,32 +15,45 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-
-from engine.executor.native_weights import PACKING_VERSION, Bytes
+import numpy.typing as npt
 
 _log = logging.getLogger(__name__)
 
+Bytes = npt.NDArray[np.uint8]
 Pack = Callable[[Bytes], None]
 """Fills zeroed memory."""
 
 
-def open_packed(cache: Path | None, key: str, num_bytes: int, pack: Pack) -> Bytes:
+class PackedName(NamedTuple):
+    """What packed bytes depend on.
+
+    Attributes:
+        model: weights, how they are kept, and the instruction set.
+        version: of the packing code and the library; no dots.
+    """
+
+    model: str
+    version: str
+
+
+def open_packed(cache: Path | None, name: PackedName, num_bytes: int, pack: Pack) -> Bytes:
     """Return packed weights, uint8 [num_bytes], from a multiple of 4,096 bytes on.
 
     Args:
         cache: a directory, made where it is missing; None: no file is read or written.
-        key: names model, types and kernels.
+        name: of the file.
         num_bytes: of the packed weights.
         pack: packs them, where no file has them yet.
     """
     if cache is not None:
-        path = cache / f"{key}.v{PACKING_VERSION}"
+        path = cache / f"{name.model}.v{name.version}"
         try:
             if not _is_whole(path, num_bytes):
                 _write(path, num_bytes, pack)
-                _remove_older(path, key)
+                _remove_older(path, name.model)
             return _mapped(path, num_bytes)
         except (OSError, ValueError) as error:  # mmap's own is a ValueError
             _log.warning("packed weights are not kept for the next start: %s", error)
@@ -77,10 +90,10 @@ def _write(path: Path, num_bytes: int, pack: Pack) -> None:
             fresh.unlink(missing_ok=True)
 
 
-def _remove_older(path: Path, key: str) -> None:
+def _remove_older(path: Path, model: str) -> None:
     """Remove what other versions packed of this model, and what processes left that died at it."""
-    for other in path.parent.glob(f"{key}.v*"):
-        name, _, pid = other.name.removeprefix(f"{key}.").partition(".")
-        is_current = other.with_name(f"{key}.{name}") == path
+    for other in path.parent.glob(f"{model}.v*"):
+        version, _, pid = other.name.removeprefix(f"{model}.").partition(".")
+        is_current = other.with_name(f"{model}.{version}") == path
         if not is_current or (pid and not Path("/proc", pid).exists()):
             other.unlink(missing_ok=True)

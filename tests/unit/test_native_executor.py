@@ -14,17 +14,19 @@ from torch import Tensor
 from core.errors import ModelError
 from core.sampling_params import SamplingParams
 from engine.executor import native_model
+from engine.executor.interface import Handle
 from engine.executor.native_executor import NativeExecutor
 from engine.executor.native_model import load_model
+from engine.executor.native_program import lower
 from engine.executor.native_weights import choose_kind
 from engine.kernels.cpu.library import kernel_tables
 from engine.models.llama import compile_program
-from engine.models.program import Program
+from engine.models.program import Activation, Add, Op, Program
 from engine.models.read_spec import read_spec
 from tests.batch_invariance import ways
-from tests.step_driver import NATIVE, StepDriver
+from tests.step_driver import NATIVE, StepDriver, work
 from tests.tiny_gguf import write_gguf
-from tests.tiny_models import TOKENS, reference, save_tiny
+from tests.tiny_models import TOKENS, reference, save_tiny, tiny_spec
 
 TABLES = {table.name.decode(): table for table in kernel_tables()}
 SHAPE: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6}
@@ -136,6 +138,34 @@ def test_a_file_s_floats_are_kept_as_they_are(tmp_path: Path) -> None:
             driver.chunked_logits(TOKENS, 64), reference(model, TOKENS), atol=error, rtol=0.0
         )
         driver.close()
+
+
+def test_a_region_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    driver = Tiny(tmp_path, "f32").driver(num_blocks=4)
+    model = load_model(driver.spec, tmp_path)
+    with pytest.raises(ValueError, match=r"5 blocks of .* do not fit into a region of"):
+        NativeExecutor(driver.spec, model, NATIVE, driver.layout, driver.region, 5)
+    driver.close()
+
+
+@pytest.mark.parametrize("op", [Add("a", "b"), Activation("a", "silu", "b")])
+def test_what_must_follow_a_product_is_refused_elsewhere(op: Op) -> None:
+    with pytest.raises(ModelError, match=f"cannot run {type(op).__name__}: it must follow the pro"):
+        lower(tiny_spec(), Program((op,), "hidden", "logits"))
+
+
+def test_steps_out_of_order_are_refused(tmp_path: Path) -> None:
+    driver = Tiny(tmp_path, "f32").driver()
+    executor, added = driver.executor, driver.added(0, TOKENS[:5])
+    handle = executor.submit(driver.plan(work(0, 5, 1), added=(added,)))
+    with pytest.raises(ValueError, match=r"plan 1: step 0 was not sampled yet"):
+        executor.submit(driver.plan(work(0, 1, 1)))
+    executor.sample(handle)
+    with pytest.raises(ValueError, match=r"sample\(0\): step 0 is the one to sample, once"):
+        executor.sample(handle)
+    with pytest.raises(ValueError, match=r"collect\(7\): step 0 is the oldest"):
+        executor.collect(Handle(7))
+    driver.close()
 
 
 def test_a_layout_that_is_torch_s_is_refused(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.executor.native_weights import PACKING_VERSION, Bytes
-from engine.executor.packed_file import open_packed
+from engine.executor.packed_file import Bytes, PackedName, open_packed
 
 SIZE = 10_000
-NAME = f"model.v{PACKING_VERSION}"
+MODEL = PackedName("model", "3-ab")
+NAME = "model.v3-ab"
 
 
 class Packer:
@@ -34,7 +34,7 @@ def is_packed(memory: Bytes) -> bool:
 
 def test_packed_once_and_mapped_since(tmp_path: Path) -> None:
     cache, packer = tmp_path / "deep" / "cache", Packer()
-    memories = [open_packed(cache, "model", SIZE, packer) for _ in range(3)]
+    memories = [open_packed(cache, MODEL, SIZE, packer) for _ in range(3)]
     assert all(map(is_packed, memories))
     assert packer.calls == 1
     assert not memories[0].flags.writeable
@@ -43,16 +43,16 @@ def test_packed_once_and_mapped_since(tmp_path: Path) -> None:
 
 def test_without_a_cache_into_own_memory() -> None:
     packer = Packer()
-    assert is_packed(open_packed(None, "model", SIZE, packer))
-    assert is_packed(open_packed(None, "model", SIZE, packer))
+    assert is_packed(open_packed(None, MODEL, SIZE, packer))
+    assert is_packed(open_packed(None, MODEL, SIZE, packer))
     assert packer.calls == 2
 
 
 def test_a_file_of_another_size_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"x" * 100)
     packer = Packer()
-    assert is_packed(open_packed(tmp_path, "model", SIZE, packer))
-    assert is_packed(open_packed(tmp_path, "model", SIZE, packer))
+    assert is_packed(open_packed(tmp_path, MODEL, SIZE, packer))
+    assert is_packed(open_packed(tmp_path, MODEL, SIZE, packer))
     assert packer.calls == 1
 
 
@@ -61,9 +61,9 @@ def test_another_worker_that_was_faster_serves_both(tmp_path: Path) -> None:
 
     def slower(memory: Bytes) -> None:
         memory[:] = 9
-        open_packed(tmp_path, "model", SIZE, packer)
+        open_packed(tmp_path, MODEL, SIZE, packer)
 
-    assert is_packed(open_packed(tmp_path, "model", SIZE, slower))
+    assert is_packed(open_packed(tmp_path, MODEL, SIZE, slower))
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
@@ -71,7 +71,7 @@ def test_what_other_versions_and_dead_processes_left_is_removed(tmp_path: Path) 
     living = f"{NAME}.{os.getppid()}"
     for name in ("model.v0", f"{NAME}.4194305", living, "other.v0", "model.v0.1"):
         (tmp_path / name).write_bytes(b"old")
-    open_packed(tmp_path, "model", SIZE, Packer())
+    open_packed(tmp_path, MODEL, SIZE, Packer())
     assert {path.name for path in tmp_path.iterdir()} == {NAME, living, "other.v0"}
 
 
@@ -92,7 +92,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     else:
         cache.write_text("")
     with caplog.at_level(logging.WARNING):
-        assert is_packed(open_packed(cache, "model", SIZE, packer))
+        assert is_packed(open_packed(cache, MODEL, SIZE, packer))
     assert packer.calls == 1
     assert len(caplog.records) == 1
     assert "packed weights are not kept for the next start: " in caplog.text
@@ -106,5 +106,5 @@ def test_packing_that_fails_leaves_nothing(tmp_path: Path) -> None:
         raise KeyError(msg)
 
     with pytest.raises(KeyError, match="a weight"):
-        open_packed(tmp_path, "model", SIZE, failing)
+        open_packed(tmp_path, MODEL, SIZE, failing)
     assert not [*tmp_path.iterdir()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,18 @@ def is_built() -> bool:
 
 def _path() -> Path:
     return native_library() or _BUILT
+
+
+@functools.cache
+def build_id() -> str:
+    """Return 12 hex digits of this very build: what compilers and kernels may change, results and
+    the order of packed weights, changes with it.
+
+    Raises:
+        ModelError: it was not built.
+    """
+    library()
+    return hashlib.blake2b(_path().read_bytes(), digest_size=6).hexdigest()
 
 
 @functools.cache
