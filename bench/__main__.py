@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import accuracy, engine, handoff, prefix_index, router, start, system, ttft
+from bench import accuracy, engine, handoff, prefix_index, receiving, router, start, system, ttft
 from bench.figures import Figure, bench_line, table
 from core.environment import let_threads_sleep
 
@@ -15,6 +15,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "engine": engine.run,
     "handoff": handoff.run,
     "prefix_index": prefix_index.run,
+    "receiving": receiving.run,
     "router": router.run,
     "start": start.run,
     "system": system.run,
