@@ -43,13 +43,17 @@ def layout_for(executor: ExecutorName, engine: EngineConfig, spec: ModelSpec) ->
     Raises:
         ConfigError: it cannot read such blocks.
     """
-    dtype = kv_dtype_for(engine.kv_dtype)
-    order = native_tile_order(dtype) if executor == "native" else "token_major"
     try:
-        return kv_layout_for(spec, dtype, engine.block_size, order)
+        return _layout(executor, engine, spec)
     except ValueError as error:
         msg = f"engine.kv_dtype = {engine.kv_dtype!r} in the {executor} executor: {error}"
         raise ConfigError(msg) from None
+
+
+def _layout(executor: ExecutorName, engine: EngineConfig, spec: ModelSpec) -> KvLayout:
+    dtype = kv_dtype_for(engine.kv_dtype)
+    order = native_tile_order(dtype) if executor == "native" else "token_major"
+    return kv_layout_for(spec, dtype, engine.block_size, order)
 
 
 def _why_not_native(engine: EngineConfig, spec: ModelSpec) -> str | None:
@@ -58,7 +62,7 @@ def _why_not_native(engine: EngineConfig, spec: ModelSpec) -> str | None:
     try:
         kernel_tables()
         lower(spec, compile_program(spec))
-        layout_for("native", engine, spec)
-    except (ModelError, ConfigError) as error:
+        _layout("native", engine, spec)
+    except (ModelError, ValueError) as error:
         return str(error)
     return None

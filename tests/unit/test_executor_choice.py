@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from core.config import EngineConfig
 from core.errors import ConfigError
@@ -60,6 +62,8 @@ def test_torch_where_native_cannot_run(
         assert choose_executor(config, tiny_spec()) == "torch"
     (record,) = caplog.records
     assert why in record.getMessage()
+    with pytest.raises(ConfigError, match=rf"^engine\.executor = 'native': {re.escape(why)}"):
+        choose_executor(replace(config, executor="native"), tiny_spec())
 
 
 def test_layouts_are_each_executor_s_own() -> None:
