@@ -16,7 +16,7 @@ from tests.figures import Figures
 from tests.oracle import smollm2
 from tests.step_driver import NATIVE, StepDriver
 
-TOKENS = [(7919 * index * index + 31 * index) % 49_000 + 20 for index in range(72)]
+TOKENS = [(7919 * index * index + 31 * index) % 49_000 + 20 for index in range(56)]
 TEXT = [
     *(1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407),
     *(19712, 8182, 2, 198, 1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1),
@@ -24,10 +24,9 @@ TEXT = [
 KINDS = {
     "exact": NATIVE,
     "default": EngineConfig(executor="native"),
-    "bf16": EngineConfig(executor="native", weights="bf16", kv_dtype="f32"),
     "int8": EngineConfig(executor="native", weights="int8", kv_dtype="int8"),
 }
-LARGEST_KL = {"exact": 1e-6, "default": 0.02, "bf16": 1e-3, "int8": 0.03}
+LARGEST_KL = {"exact": 1e-6, "default": 0.02, "int8": 0.03}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def reference() -> Tensor:
 def test_bits_and_distance(kind: str, reference: Tensor, figures: Figures) -> None:
     path = smollm2().path
     driver = StepDriver(path, 160, replace(KINDS[kind], threads=1))
-    alone = driver.chunked_logits(TOKENS, 512)[36:]
+    alone = driver.chunked_logits(TOKENS, 512)[28:]
     ours = driver.chunked_logits(TEXT, 512).log_softmax(dim=-1)
     driver.close()
     driver = StepDriver(path, 160, replace(KINDS[kind], threads=2))
