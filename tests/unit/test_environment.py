@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from core.environment import (
+    cache_directory,
     child_environment,
     let_tokenizers_be_serial,
     openai_api_key,
@@ -89,3 +91,25 @@ def test_tokenizers_get_no_threads_unless_the_user_wants_them(
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     let_tokenizers_be_serial()
     assert value_of("TOKENIZERS_PARALLELISM") == "true"
+
+
+def test_files_that_can_be_made_again_go_where_xdg_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_directory() == tmp_path / "home" / ".cache" / "dovetail"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/paths/are/ignored")
+    assert cache_directory() == tmp_path / "home" / ".cache" / "dovetail"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "dovetail"
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        msg = "Could not determine home directory."
+        raise RuntimeError(msg)
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert cache_directory() is None

@@ -29,16 +29,23 @@ def test_native_where_it_can_run(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("DOVETAIL_NATIVE_LIBRARY", str(tmp_path / "missing.so"))
-    native_library.library.cache_clear()
-    native_library.kernel_tables.cache_clear()
+def not_loaded() -> Iterator[None]:
+    """Let the library be loaded anew, and once more for whoever comes next."""
+    cached = (native_library.library, native_library.kernel_tables)
+    for function in cached:
+        function.cache_clear()
     yield
-    native_library.library.cache_clear()
-    native_library.kernel_tables.cache_clear()
+    for function in cached:
+        function.cache_clear()
 
 
-def test_torch_where_it_was_not_built(not_built: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_torch_where_it_was_not_built(
+    not_loaded: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("DOVETAIL_NATIVE_LIBRARY", str(tmp_path / "missing.so"))
     with caplog.at_level(logging.WARNING):
         assert choose_executor(EngineConfig(), tiny_spec()) == "torch"
     (record,) = caplog.records
@@ -46,6 +53,15 @@ def test_torch_where_it_was_not_built(not_built: None, caplog: pytest.LogCapture
     assert "not built: install again where a C++17 compiler is found" in record.getMessage()
     with pytest.raises(ConfigError, match=r"^engine\.executor = 'native': the native kernels were"):
         choose_executor(EngineConfig(executor="native"), tiny_spec())
+
+
+def test_a_library_of_another_version_is_not_used(
+    not_loaded: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native_library, "ABI_VERSION", 999)
+    with caplog.at_level(logging.WARNING):
+        assert choose_executor(EngineConfig(), tiny_spec()) == "torch"
+    assert re.search(r"is of version \d+, this code of 999: install again", caplog.text)
 
 
 @pytest.mark.parametrize(
