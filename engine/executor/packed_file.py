@@ -70,8 +70,9 @@ def _is_whole(path: Path, num_bytes: int) -> bool:
 
 def _mapped(path: Path, num_bytes: int) -> Bytes:
     with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
-    mapped.madvise(mmap.MADV_WILLNEED)
+        # Populated at once, or the first steps would fault every page in.
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        mapped = mmap.mmap(file.fileno(), num_bytes, flags, mmap.PROT_READ)
     return np.frombuffer(mapped, np.uint8)
 
 
