@@ -23,7 +23,7 @@ TileOrder = Literal["token_major", "pairs", "quads"]
 - ``pairs``: [head_dim / 2][token][2], f32 or bf16: a vector register takes a pair of all tokens.
 - ``quads``: [head_dim / 4][token][4] of int8, head_dim rounded up to a multiple of 4 (of values
   too), then a float32 scale a token from the next 64 bytes on, padded to 64. A key's bytes are
-  quant + 128, unsigned; a value's are quants.
+  quant + 128, unsigned, of the key after a Hadamard transform; a value's are its quants.
 """
 
 VERSION = 1

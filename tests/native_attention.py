@@ -228,7 +228,17 @@ def _elements(tile: npt.NDArray[np.uint8], dtype: KvDtype, *, is_key: bool) -> D
 
 
 def rounded_queries(queries: Floats) -> Doubles:
-    """Return queries as int8 keys see them: 8 bits, one scale a row and head."""
+    """Return queries as int8 keys see them: 16 bits, one scale a row and head."""
     largest = np.abs(queries).max(axis=-1, keepdims=True)
-    quants = np.rint(queries * (np.float32(127) / largest))
-    return quants.astype(np.float64) * (largest / np.float32(127)).astype(np.float64)
+    quants = np.rint(queries * (np.float32(127) / largest * np.float32(256)))
+    return quants.astype(np.float64) * (largest / np.float32(127 * 256)).astype(np.float64)
+
+
+def spread(x: Doubles) -> Doubles:
+    """Return the last axis after the Hadamard transform that precedes rounding to 8 bits."""
+    head_dim = x.shape[-1]
+    size = min(128, head_dim & -head_dim)
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]]) / np.sqrt(2)
+    return (x.reshape(*x.shape[:-1], -1, size) @ matrix).reshape(x.shape)

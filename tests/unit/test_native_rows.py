@@ -10,7 +10,7 @@ import pytest
 
 from core.kv_layout import KvDtype
 from engine.kernels.cpu.library import kernel_tables
-from tests.native_attention import Heads, NativePool, Rows
+from tests.native_attention import Heads, NativePool, Rows, spread
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -77,6 +77,8 @@ class Written:
         cos, sin = (self.cos, self.sin) if rotary else (None, None)
         self.pool.write(self.qkv, self.rows, cos, sin, scale=0.125)
         self.rotated = self._rotated() if rotary else self.given.astype(np.float64)
+        if dtype is KvDtype.INT8:
+            self.rotated = spread(self.rotated)
 
     def _rotated(self) -> Doubles:
         at = list(self.rows.positions)
@@ -92,9 +94,12 @@ class Written:
 
 @tables
 @shapes
+@kv_dtypes
 @pytest.mark.parametrize("rotary", [True, False])
-def test_queries_are_rotated_and_scaled_in_place(table: Any, heads: Heads, rotary: bool) -> None:
-    made = Written(table, KvDtype.F32, heads, rotary=rotary)
+def test_queries_are_rotated_and_scaled_in_place(
+    table: Any, heads: Heads, dtype: KvDtype, rotary: bool
+) -> None:
+    made = Written(table, dtype, heads, rotary=rotary)
     queries = made.qkv.reshape(made.given.shape)[:, : heads.num_heads]
     expected = made.rotated[:, : heads.num_heads] * 0.125
     np.testing.assert_allclose(queries, expected, rtol=1e-6, atol=1e-6)
@@ -123,6 +128,24 @@ def test_keys_and_values_are_written_rounded(
         assert (np.abs(kept - exact) <= step + 1e-30).all()
         if dtype is KvDtype.INT8:  # the largest magnitude takes the whole range
             np.testing.assert_allclose(np.abs(kept).max(axis=-1, keepdims=True), largest, rtol=1e-5)
+
+
+@tables
+@pytest.mark.parametrize("head_dim", [16, 20, 64, 80, 96, 128, 256])
+def test_what_is_rounded_to_8_bits_is_spread_and_keeps_its_products(
+    table: Any, head_dim: int
+) -> None:
+    """One large dimension of a key would take the whole range of its scale."""
+    made = NativePool(table, KvDtype.INT8, Heads(1, 1, head_dim, 8), num_blocks=1)
+    qkv = drawn(1, 3 * head_dim)
+    qkv[0, head_dim + 1] = 50
+    query, key = np.split(qkv[0, : 2 * head_dim].astype(np.float64), 2)
+    made.write(qkv, Rows((0,), 0, 1))
+    kept = made.read(Rows((0,), 0, 1), 1)[0].ravel()
+    size = min(128, head_dim & -head_dim)
+    step = 50 / 254 / np.sqrt(size) + 5 / 254  # of what it was spread to
+    assert np.abs(kept - spread(key)).max() < step
+    assert abs(qkv[0, :head_dim] @ kept - query @ key) < 4 * step * np.sqrt(head_dim)
 
 
 @tables

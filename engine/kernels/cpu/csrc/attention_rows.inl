@@ -43,17 +43,26 @@ DT_INLINE void pack_floats(const float* from, int32_t head_dim, Query* to) {
   for (; d < head_dim; ++d) to[d].value = from[d] * kLog2E;
 }
 
-// Rounds a row's query to 8 bits: int8 keys are multiplied with it exactly.
+// Rounds a row's query to 16 bits, in two parts: int8 keys are multiplied with it exactly.
 DT_INLINE QueryScale pack_quants(const float* from, int32_t head_dim, Query* to) {
-  const RowScale scale = row_scale(from, head_dim);
-  int32_t sum = 0;
-  for (int32_t d = 0; d < head_dim; d += kLanes, to += kLanes / 4) {
-    int8_t quants[kLanes];
-    quantize_sixteen(from, d, head_dim, scale.inverse, quants);
-    std::memcpy(&to->quants, quants, sizeof quants);
-    for (int32_t i = 0; i < kLanes; ++i) sum += quants[i];
+  const RowScale row = row_scale(from, head_dim);
+  const F32x16 inverse = splat(row.inverse * 256.0f);
+  auto* high = reinterpret_cast<int8_t*>(to);
+  auto* low = reinterpret_cast<int8_t*>(to + padded(head_dim) / 2);
+  int32_t high_sum = 0, low_sum = 0;
+  for (int32_t d = 0; d < head_dim; d += kLanes, high += kLanes, low += kLanes) {
+    const F32x16 part = d + kLanes <= head_dim ? load(from + d) : load_some(from + d, head_dim - d);
+    const F32x16 whole = round_even(mul(part, inverse));
+    const F32x16 shifted = mul(add(whole, splat(128.0f)), splat(1.0f / 256.0f));
+    const F32x16 highs = sub(shifted, fraction_of(shifted));
+    store_int8(high, highs);
+    store_int8(low, sub(whole, mul(highs, splat(256.0f))));  // in [-128, 127]
+    for (int32_t i = 0; i < kLanes; ++i) {
+      high_sum += high[i];
+      low_sum += low[i];
+    }
   }
-  return {scale.scale * kLog2E, 128 * sum};
+  return {row.scale * (kLog2E / 256.0f), 128 * high_sum, 128 * low_sum};
 }
 
 // 2^x for x <= 0, as 2^floor(x) times a polynomial of degree 5: relative error below 2e-7, and

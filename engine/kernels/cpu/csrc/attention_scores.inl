@@ -1,7 +1,7 @@
 // Queries times keys: a tile of rows against groups of 16 positions, which stand in lanes.
 //
 // A score is one chain of multiply-adds over head_dim in order, or, of int8 keys, an exact sum of
-// products of quants: neither knows how many rows or groups are computed at once.
+// products of quants (the query's have 16 bits): neither knows how many rows or groups are computed at once.
 #pragma once
 
 #include "attention_tiles.inl"
@@ -28,7 +28,9 @@ DT_INLINE void load_keys(const char* from, F32x16& even, F32x16& odd) {
     load_bf16_pairs(reinterpret_cast<const uint16_t*>(from), even, odd);
 }
 
-// Queries of a tile's rows [rows][padded head_dim]: floats, or four quants each.
+// Queries of a tile's rows [rows][padded head_dim]: floats; or, for int8 keys, 16 bits in two parts,
+// 256 * high + low, four quants of a part each: the high parts [head_dim / 4], and from the row's
+// middle on the low ones. 8 bits alone would cost more accuracy than int8 keys and values do.
 union Query {
   float value;
   int32_t quants;
@@ -37,7 +39,7 @@ union Query {
 // What a query row needs beside its quants: a key's quants are stored 128 higher.
 struct QueryScale {
   float scale;
-  int32_t excess;  // 128 * sum of its quants
+  int32_t high_excess, low_excess;  // 128 * sum of the part's quants
 };
 
 // The lines of a group's values that the step of a key run stands for: they are wanted next.
@@ -85,11 +87,11 @@ void float_scores(const Segment& segment, int32_t first, const KvLayer& layer, c
 template <int R, int N>
 void int8_scores(const Segment& segment, int32_t first, const KvLayer& layer, const Query* queries,
                  const QueryScale* scales, float* scores) {
-  I32x16 sums[R][N];
+  I32x16 high[R][N], low[R][N];
   DT_UNROLL
   for (int r = 0; r < R; ++r)
     DT_UNROLL
-    for (int n = 0; n < N; ++n) sums[r][n] = splat_int(0);
+    for (int n = 0; n < N; ++n) high[r][n] = low[r][n] = splat_int(0);
   const char* const* keys = segment.keys + first;
   const char* const* values = segment.values + first;
   const int64_t ld = padded(layer.head_dim);
@@ -100,7 +102,10 @@ void int8_scores(const Segment& segment, int32_t first, const KvLayer& layer, co
     for (int n = 0; n < N; ++n) {
       const I32x16 quads = load_bytes(keys[n] + at);
       DT_UNROLL
-      for (int r = 0; r < R; ++r) sums[r][n] = dot_bytes(sums[r][n], quads, queries[r * ld].quants);
+      for (int r = 0; r < R; ++r) {
+        high[r][n] = dot_bytes(high[r][n], quads, queries[r * ld].quants);
+        low[r][n] = dot_bytes(low[r][n], quads, queries[r * ld + ld / 2].quants);
+      }
     }
   }
   DT_UNROLL
@@ -109,9 +114,10 @@ void int8_scores(const Segment& segment, int32_t first, const KvLayer& layer, co
     prefetch(reinterpret_cast<const char*>(segment.value_scales[first + n]));
     DT_UNROLL
     for (int r = 0; r < R; ++r) {
-      const F32x16 products = to_float(sub_int(sums[r][n], splat_int(scales[r].excess)));
+      const F32x16 highs = to_float(sub_int(high[r][n], splat_int(scales[r].high_excess)));
+      const F32x16 lows = to_float(sub_int(low[r][n], splat_int(scales[r].low_excess)));
       store(scores + r * kSegmentTokens + (first + n) * kLanes,
-            mul(products, mul(key_scales, splat(scales[r].scale))));
+            mul(fma(highs, splat(256.0f), lows), mul(key_scales, splat(scales[r].scale))));
     }
   }
 }
@@ -128,9 +134,11 @@ DT_INLINE void some_scores(const Segment& segment, int32_t first, const KvLayer&
 template <KvType type, int R>
 void tile_scores(const Segment& segment, int32_t first, int32_t last, const KvLayer& layer,
                  const Query* queries, const QueryScale* scales, float* scores) {
-  for (; first + kGroupTile <= last; first += kGroupTile)
-    some_scores<type, R, kGroupTile>(segment, first, layer, queries, scales, scores);
-  if (kGroupTile > 2 && first + 2 <= last) {
+  // Int8 keys take two sums a score.
+  constexpr int kWide = type == KvType::kInt8 ? (kGroupTile + 1) / 2 : kGroupTile;
+  for (; first + kWide <= last; first += kWide)
+    some_scores<type, R, kWide>(segment, first, layer, queries, scales, scores);
+  if (kWide > 2 && first + 2 <= last) {
     some_scores<type, R, 2>(segment, first, layer, queries, scales, scores);
     first += 2;
   }

@@ -51,7 +51,8 @@ enum class Epilogue : int32_t {
 // One layer of the pool, as bytes; see core/kv_layout.py. Tiles are [block_size, head_dim]:
 //   f32, bf16 keys   "pairs": [head_dim / 2][token][2]; values token-major
 //   int8 keys        "quads": [head_dim / 4][token][4], unsigned with 128 added, then float32 scales
-//                    [token], 64-byte aligned; values token-major int8, then float32 scales [token]
+//                    [token], 64-byte aligned; values token-major int8, then float32 scales [token].
+//                    Keys, and queries in place, have gone through `spread` (spread.inl).
 struct KvLayer {
   char* base;  // address of block 0's part of this layer
   int64_t block_stride, head_stride, value_offset;  // bytes; value_offset from a head's keys

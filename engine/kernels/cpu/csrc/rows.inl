@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kv_write.inl"
+#include "spread.inl"
 
 namespace dovetail {
 namespace {
@@ -78,9 +79,11 @@ void rope_kv_write(float* qkv, const float* cos, const float* sin, int32_t num_h
       rotate_head(qkv + head * head_dim, cos, sin, head_dim, scale);
     else
       scale_head(qkv + head * head_dim, head_dim, scale);
+    if (layer->type == KvType::kInt8) spread(qkv + head * head_dim, head_dim);
   }
   for (int32_t head = 0; head < num_kv_heads; ++head, keys += head_dim, values += head_dim) {
     if (cos != nullptr) rotate_head(keys, cos, sin, head_dim, 1.0f);
+    if (layer->type == KvType::kInt8) spread(keys, head_dim);
     write_token(keys, values, *layer, block, head, offset);
   }
 }
