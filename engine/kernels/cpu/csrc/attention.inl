@@ -83,7 +83,8 @@ struct Kernels {
   };
   template <int R>
   struct Values {
-    static void call(const Run* runs, int32_t num_runs, const KvLayer* layer, const float* weights, float* sums) {
+    static void call(const Run* runs, int32_t num_runs, const KvLayer* layer, const float* weights,
+                     float* sums) {
       add_values<type, R>(runs, num_runs, *layer, weights, sums);
     }
   };
@@ -108,9 +109,10 @@ struct TilePass {
     const Visible groups = groups_with(segment, {sees(0).first, sees(tile.positions - 1).last});
     if (groups.first == groups.last) return;
     alignas(64) float scores[kRowTile * kSegmentTokens];
-    with_rows<Kernels<type>::template Scores>(tile.rows, &segment, groups, task.layer,
-                                              static_cast<const Query*>(states.queries + tile.state * padded(head_dim)),
-                                              static_cast<const QueryScale*>(states.scales + tile.state), scores + 0);
+    const Query* queries = states.queries + tile.state * padded(head_dim);
+    const QueryScale* scales = states.scales + tile.state;
+    with_rows<Kernels<type>::template Scores>(tile.rows, &segment, groups, task.layer, queries, scales,
+                                              static_cast<float*>(scores));
     int32_t row = 0;
     for (int32_t position = 0; position < tile.positions; ++position)
       for (int32_t head = 0; head < tile.heads; ++head, ++row)
@@ -141,11 +143,11 @@ struct TilePass {
     Run runs[kSegmentGroups];
     int32_t num_runs = 0;
     const int32_t head_dim = task.layer->head_dim;
-    const int64_t stride = head_dim * kElementBytes<type>;
+    const int64_t stride = head_dim * kElementBytes<type>, fetched = fetched_bytes<type>(*task.layer);
     for (int32_t g = groups.first; g < groups.last; ++g) {
       const Visible lanes = lanes_of(segment, g, visible);
       if (lanes.first < lanes.last)
-        runs[num_runs++] = {segment.values[g] + lanes.first * stride, wanted[g] + lanes.first * fetched_bytes<type>(*task.layer),
+        runs[num_runs++] = {segment.values[g] + lanes.first * stride, wanted[g] + lanes.first * fetched,
                             g * kLanes + lanes.first, lanes.last - lanes.first};
     }
     if (num_runs == 0) return;

@@ -63,7 +63,8 @@ void write_bf16(const float* keys, const float* values, const KvLayer& layer, ch
     pairs[0] = to_bf16(keys[d]);
     pairs[1] = to_bf16(keys[d + 1]);
   }
-  auto* row = reinterpret_cast<uint16_t*>(tile + layer.value_offset) + static_cast<int64_t>(offset) * head_dim;
+  auto* row = reinterpret_cast<uint16_t*>(tile + layer.value_offset);
+  row += static_cast<int64_t>(offset) * head_dim;
   int32_t d = 0;
   for (; d + kLanes <= head_dim; d += kLanes) store_bf16(row + d, load(values + d));
   for (; d < head_dim; ++d) row[d] = to_bf16(values[d]);
