@@ -116,30 +116,33 @@ DT_INLINE int32_t sum_of_ints(I32x16 x) {
 #else
 
 constexpr int kDotOffset8 = 0;
-struct Bytes64 {
-  int8_t lane[4 * kLanes];
+struct Bytes64 {  // by feature, widened: what compilers turn into 16-bit products of many lanes
+  int16_t feature[4][kLanes];
 };
 
-DT_INLINE Bytes64 load_quants8(const uint8_t* from) {
-  Bytes64 result;
-  for (int i = 0; i < 4 * kLanes; ++i) result.lane[i] = static_cast<int8_t>(from[i] ^ kOffset8);
-  return result;
-}
-DT_INLINE Bytes64 low_quants4(const uint8_t* from) {
-  Bytes64 result;
-  for (int i = 0; i < 4 * kLanes; ++i) result.lane[i] = static_cast<int8_t>(from[i] & 15);
-  return result;
-}
-DT_INLINE Bytes64 high_quants4(const uint8_t* from) {
-  Bytes64 result;
-  for (int i = 0; i < 4 * kLanes; ++i) result.lane[i] = static_cast<int8_t>(from[i] >> 4);
-  return result;
-}
+#define DT_EACH_BYTE(expression)             \
+  Bytes64 result;                            \
+  for (int j = 0; j < 4; ++j)                \
+    for (int i = 0; i < kLanes; ++i) {       \
+      const int byte = from[4 * i + j];      \
+      result.feature[j][i] = static_cast<int16_t>(expression); \
+    }                                        \
+  return result
+
+DT_INLINE Bytes64 load_quants8(const uint8_t* from) { DT_EACH_BYTE(byte - kOffset8); }
+DT_INLINE Bytes64 low_quants4(const uint8_t* from) { DT_EACH_BYTE(byte & 15); }
+DT_INLINE Bytes64 high_quants4(const uint8_t* from) { DT_EACH_BYTE(byte >> 4); }
+#undef DT_EACH_BYTE
+
 DT_INLINE I32x16 dot8(I32x16 sum, const Bytes64& weights, int32_t quad) {
   int8_t x[4];
   std::memcpy(x, &quad, sizeof x);
-  for (int i = 0; i < kLanes; ++i)
-    for (int j = 0; j < 4; ++j) sum.lane[i] += weights.lane[4 * i + j] * x[j];
+  for (int j = 0; j < 4; j += 2) {
+    const int16_t first = x[j], second = x[j + 1];
+    for (int i = 0; i < kLanes; ++i) {  // at most 2 * 128 * 127 < 2^15
+      sum.lane[i] += static_cast<int16_t>(weights.feature[j][i] * first + weights.feature[j + 1][i] * second);
+    }
+  }
   return sum;
 }
 DT_INLINE I32x16 dot4(I32x16 sum, const Bytes64& weights, int32_t quad) { return dot8(sum, weights, quad); }

@@ -12,8 +12,8 @@ namespace {
 
 template <WeightType kType>
 struct QuantizedWeights {
-  static constexpr int kFewRows = by_set(8, 4, 2);
-  static constexpr int kManyRows = by_set(6, 4, 2), kManyPanels = by_set(2, 1, 1);
+  static constexpr int kFewRows = by_set(8, 4, 4);
+  static constexpr int kManyRows = by_set(6, 4, 4), kManyPanels = by_set(2, 1, 1);
   static constexpr bool kFourBits = kType == WeightType::kQ4_0 || kType == WeightType::kQ4_1;
   static constexpr bool kHasMinimum = kType == WeightType::kQ4_1;
   static constexpr int kGroup = kType == WeightType::kInt8 ? kInt8Group : kGgufGroup;
