@@ -6,13 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import accuracy, engine, handoff, prefix_index, receiving, router, start, system, ttft
+from bench import accuracy, engine, gemm, handoff, prefix_index, receiving, router, start, system, ttft
 from bench.figures import Figure, bench_line, table
 from core.environment import let_threads_sleep
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "accuracy": accuracy.run,
     "engine": engine.run,
+    "gemm": gemm.run,
     "handoff": handoff.run,
     "prefix_index": prefix_index.run,
     "receiving": receiving.run,
