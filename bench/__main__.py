@@ -6,7 +6,18 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import accuracy, engine, gemm, handoff, prefix_index, receiving, router, start, system, ttft
+from bench import (
+    accuracy,
+    engine,
+    gemm,
+    handoff,
+    prefix_index,
+    receiving,
+    router,
+    start,
+    system,
+    ttft,
+)
 from bench.figures import Figure, bench_line, table
 from core.environment import let_threads_sleep
 
