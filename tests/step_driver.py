@@ -65,6 +65,12 @@ class StepDriver:
         self._number = 0
         self.poison(self._free)
 
+    @property
+    def torch_executor(self) -> TorchExecutor:
+        """The executor, where it is torch's."""
+        assert isinstance(self.executor, TorchExecutor)
+        return self.executor
+
     def close(self) -> None:
         """Free the executor, then the region under it."""
         self.executor.close()

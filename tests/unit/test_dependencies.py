@@ -32,6 +32,10 @@ UNIMPORTED = {
 }
 
 
+PEERS = {"llama_cpp", "vllm"}
+"""Imported by benchmark processes that run in an environment of their own (`make bench-peers`)."""
+
+
 def normal(name: str) -> str:
     return name.lower().replace("_", "-")
 
@@ -56,7 +60,7 @@ def imported(folders: Iterable[str]) -> Iterator[str]:
 
 def providers_of_imports(folders: Iterable[str]) -> dict[str, set[str]]:
     """Return the distributions that each foreign package may come from."""
-    ours = {*sys.stdlib_module_names, *PRODUCT, "tests", "bench"}
+    ours = {*sys.stdlib_module_names, *PRODUCT, *PEERS, "tests", "bench"}
     installed = packages_distributions()
     return {
         package: {normal(name) for name in installed.get(package, [])}

@@ -110,7 +110,7 @@ class DeviceDriver(StepDriver):
         plan = self.plan(*work_items, **delta)
         with rules, CallRules():
             self.executor.sample(self.executor.submit(plan))
-        self.executor._steps.clear()
+        self.torch_executor._steps.clear()
         return rules
 
     def step(self, *work_items: Any, **delta: Any) -> tuple[SlotResult, ...]:
@@ -199,15 +199,15 @@ def test_decode_steps_come_in_few_shapes(driver: DeviceDriver) -> None:
 def forward_shapes(driver: DeviceDriver, count: int) -> list[Any]:
     """Return the shapes of the program's operations in a step of `count` decodes."""
     rules = DeviceRules()
-    run = driver.executor._program.run
+    run = driver.torch_executor._program.run
 
     def recorded(inputs: Any) -> Any:
         with rules:
             return run(inputs)
 
-    driver.executor._program.run = recorded
+    driver.torch_executor._program.run = recorded
     driver.launch(*[work(slot, 1, 1) for slot in range(count)])
-    driver.executor._program.run = run
+    driver.torch_executor._program.run = run
     return rules.shapes
 
 
@@ -244,7 +244,7 @@ def test_the_rules_refuse(
 def test_padding_changes_no_logit(tiny: Path) -> None:
     """What a device would compute, on the CPU: rows and context padded, a chunk beside them."""
     drivers = [StepDriver(tiny, 64), StepDriver(tiny, 64)]
-    drivers[1].executor._tables = drivers[1].executor._tables._replace(padded=True)
+    drivers[1].torch_executor._tables = drivers[1].torch_executor._tables._replace(padded=True)
     logits: list[list[Tensor]] = []
     for driver in drivers:
         tokens = [7 * index % 97 for index in range(200)]

@@ -56,16 +56,16 @@ class FakeDriver(StepDriver):
     """An executor that runs as on a device, its pool and weights without values."""
 
     def __init__(self) -> None:
-        config = EngineConfig(weights="bf16", threads=1, max_slots=MAX_SLOTS)
+        config = EngineConfig(executor="torch", weights="bf16", threads=1, max_slots=MAX_SLOTS)
         super().__init__(Path("no file"), MAX_BLOCKS, config)
-        self.executor._tables = self.executor._tables._replace(padded=True)
+        self.torch_executor._tables = self.torch_executor._tables._replace(padded=True)
 
     def poison(self, block_ids: object) -> None:
         """There is no memory."""
 
     def forward(self, *items: SlotWork, context: int) -> Outputs | None:
         """Run the program on a step whose longest slot, the first, is so long already."""
-        executor, slots = self.executor, self.executor._slots
+        executor, slots = self.torch_executor, self.torch_executor._slots
         lengths = {item.slot: context if not item.slot else 0 for item in items}
         rows = arrange(items, lengths, executor.layout.block_size, padded=True)
         inputs = build_inputs(
@@ -141,12 +141,12 @@ def test_a_kernel_that_reads_a_value_fails(
     broken: Callable[[Tensor], object],
     error: type[Exception],
 ) -> None:
-    right = getattr(driver.executor._kernels, kernel)
+    right = getattr(driver.torch_executor._kernels, kernel)
 
     def wrong(first: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         broken(first)
         return right(first, *args, **kwargs)
 
-    monkeypatch.setattr(driver.executor._kernels, kernel, wrong)
+    monkeypatch.setattr(driver.torch_executor._kernels, kernel, wrong)
     with pytest.raises(error):
         driver.forward(work(0, 1), context=40)
