@@ -162,7 +162,9 @@ def test_a_row_that_is_not_finite_stays_alone(table: Any, dtype: KvDtype) -> Non
 @tables
 @kv_dtypes
 @shapes
-@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize(
+    "window", [0, 40, 270]
+)  # the last: two segments, begun at different places
 def test_no_cut_changes_a_bit(table: Any, dtype: KvDtype, heads: Heads, window: int) -> None:
     scene = Scene(table, dtype, heads, [(0, 35), (241, 33), (299, 1), (300, 5)])
     whole = scene.attend(window=window)
