@@ -24,6 +24,9 @@ STEPS = 16
 """Decode steps a sample."""
 
 
+_ANSWER = '{"tokens": '
+
+
 class Task(NamedTuple):
     """What to measure.
 
@@ -95,6 +98,8 @@ class Child:
         self._process.stdin.write(json.dumps(task._asdict()) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
+        while line and not line.startswith(_ANSWER):  # what a library printed before `serve`
+            line = self._process.stdout.readline()
         if not line:
             end = self._log.read_text(errors="replace")[-2000:]
             msg = f"{self._process.args} ended while it measured {task.name}:\n{end}"
