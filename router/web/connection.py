@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections import deque
 from collections.abc import Coroutine
@@ -95,6 +96,7 @@ class HttpConnection(asyncio.Protocol):
         "_parser",
         "_receiving",
         "_since",
+        "_socket",
         "_taken",
         "_transport",
         "_unparsed",
@@ -128,6 +130,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has another base
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self._socket: int = transport.get_extra_info("socket").fileno()
         self._owner.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -193,7 +196,22 @@ class HttpConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if data and self._lingers_until is None and not self._transport.is_closing():
             self._written += len(data)
-            self._transport.write(data)
+            num_sent = self._send_now(data)
+            if num_sent < len(data):
+                self._transport.write(data[num_sent:])
+
+    def _send_now(self, data: bytes) -> int:
+        """Send what the socket takes at once, if nothing waits before it; return how much.
+
+        uvloop sends at the end of the loop's turn. A worker's step brings every stream its token in
+        one turn, and each chunk would leave only when all the others are made.
+        """
+        if self._transport.get_write_buffer_size():
+            return 0
+        try:
+            return os.write(self._socket, data)
+        except OSError:  # full, or reset: the transport finds out which
+            return 0
 
     def wants_more(self) -> None:
         self._parse_unparsed()
