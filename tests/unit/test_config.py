@@ -58,6 +58,11 @@ def test_whole_number_is_accepted_where_a_number_is_wanted() -> None:
         ({"http": {"port": 65536}}, {}, ["http.port", "65536", "65535"]),
         ({"engine": {"chunk_tokens": 8}}, {}, ["engine.chunk_tokens", "8", "engine.block_size"]),
         (
+            {"engine": {"executor": "torch", "kv_dtype": "int8"}},
+            {},
+            ["engine.kv_dtype", "'int8'", "'f32' or 'bf16'"],
+        ),
+        (
             {"kv_transfer": {"max_receiving_share": 1.5}},
             {},
             ["kv_transfer.max_receiving_share", "1.5", "(0, 1]"],

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from core.config import Config, EngineConfig
+from core.config import Config, EngineConfig, ModelConfig
 from core.errors import ConfigError
+from deploy.model_path import resolve_model
 from deploy.worker.replica import plan_replica
 
 
@@ -15,3 +16,21 @@ def test_a_device_without_a_pool_is_refused_by_name() -> None:
     config = Config(engine=EngineConfig(device="cuda:0"))
     with pytest.raises(ConfigError, match=r"^engine\.device = 'cuda:0': must be 'cpu'; KV blocks"):
         plan_replica(config, Path("no model is read"))
+
+
+def test_a_pool_of_less_than_two_blocks_is_refused() -> None:
+    config = Config(engine=EngineConfig(kv_memory=1))
+    with pytest.raises(ConfigError, match=r"^engine\.kv_memory = 1: must hold at least two blocks"):
+        plan_replica(config, resolve_model(""))
+
+
+def test_a_context_that_the_model_does_not_have_is_refused() -> None:
+    config = Config(model=ModelConfig(max_model_len=1 << 20))
+    with pytest.raises(ConfigError, match=r"^model\.max_model_len = 1048576: must be at most 8192"):
+        plan_replica(config, resolve_model(""))
+
+
+def test_a_context_is_cut_to_the_pool(caplog: pytest.LogCaptureFixture) -> None:
+    plan = plan_replica(Config(engine=EngineConfig(kv_memory=1 << 20)), resolve_model(""))
+    assert plan.max_model_len == plan.num_blocks * plan.layout.block_size < 8192
+    assert "max_model_len is cut from 8192" in caplog.text
