@@ -10,7 +10,6 @@ The library computes in the caller's thread and its own, with the GIL released.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ from engine.executor.native_model import NativeModel, native_tile_order
 from engine.executor.native_runner import NativeRunner, signal_callback
 from engine.executor.native_slots import NativeSlots
 from engine.executor.native_step import NativeStep
+from engine.executor.step_queue import StepQueue
 from engine.kernels.cpu.library import build_id
 from engine.models.spec import ModelSpec
 
@@ -76,8 +76,7 @@ class NativeExecutor:
         )
         self._inputs = self._slots.inputs()
         self._on_signal: Callable[[int], None] | None = None
-        self._steps: deque[tuple[NativeStep, float]] = deque()
-        self._next = 0
+        self._steps: StepQueue[NativeStep] = StepQueue()
         self._numerics = (
             f"native-{build_id()}/{model.table.name.decode()}/weights-{model.kind}/"
             f"kv-{layout.layers[0].dtype.value}/tp-1"
@@ -110,16 +109,11 @@ class NativeExecutor:
 
     def submit(self, plan: StepPlan) -> Handle:
         """Apply the delta and run the forward pass."""
-        started = self.clock.now()
-        self._steps.append((self._forward(plan), started))
-        return Handle(plan.number)
+        return self._steps.put(self._forward(plan))
 
     def sample(self, handle: Handle, masks: Mapping[SlotId, Any] | None = None) -> None:
         """Draw the step's tokens and advance its slots."""
-        step, _ = self._steps[-1]
-        if step.plan.number != handle or step.is_sampled:
-            msg = f"sample({handle}): step {step.plan.number} is the one to sample, once"
-            raise ValueError(msg)
+        step = self._steps.to_sample(handle)
         draws = step.draws(masks or {})
         if draws is not None:
             self._runner.draw(draws.items)
@@ -127,11 +121,8 @@ class NativeExecutor:
 
     def collect(self, handle: Handle) -> StepResult:
         """Return the oldest step's results."""
-        step, started = self._steps.popleft()
-        if step.plan.number != handle or not step.is_sampled:
-            msg = f"collect({handle}): step {step.plan.number} is the oldest, and must be sampled"
-            raise ValueError(msg)
-        return StepResult(step.plan.number, step.results(), self.clock.now() - started)
+        step = self._steps.take(handle)
+        return StepResult(step.plan.number, step.results(), self.clock.now() - step.started)
 
     def logits_of(self, plan: StepPlan) -> npt.NDArray[np.float32]:
         """Run a plan that samples nothing; return all rows' logits instead (for oracles).
@@ -149,17 +140,13 @@ class NativeExecutor:
         self._runner.close()
 
     def _forward(self, plan: StepPlan, *, select_all: bool = False) -> NativeStep:
-        if plan.number != self._next:
-            msg = f"plan {plan.number}: {self._next} is the next, without gaps"
-            raise ValueError(msg)
-        if self._steps and not self._steps[-1][0].is_sampled:
-            msg = f"plan {plan.number}: step {self._steps[-1][0].plan.number} was not sampled yet"
-            raise ValueError(msg)
-        self._next += 1
+        started = self.clock.now()
+        self._steps.admit(plan)
         self._slots.apply(plan)
         step = NativeStep(
             plan,
             self._slots,
+            started=started,
             hidden_size=self._spec.hidden_size,
             vocab_size=self._spec.vocab_size,
             select_all=select_all,

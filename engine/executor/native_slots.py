@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from core.ids import BlockId, SlotId
 from core.kv_layout import KvLayout
-from engine.executor.interface import NewBlocks, SlotAdded, StepPlan, TableEdit
+from engine.executor.interface import SlotAdded
 from engine.executor.native_sampling import SampledSequence, resolve
-from engine.executor.plan_checks import check_added, check_group
+from engine.executor.slot_deltas import SlotDeltas
 from engine.kernels.cpu.abi import StepInputs
 
 Integers = npt.NDArray[np.int32]
@@ -36,8 +36,8 @@ class NativeSlot:
         self.num_blocks = 0
 
 
-class NativeSlots:
-    """Slots by id, updated in place by each plan's delta.
+class NativeSlots(SlotDeltas[NativeSlot]):
+    """Slots by id, and what the library reads of them.
 
     Args:
         num_slots: ids are below.
@@ -51,9 +51,7 @@ class NativeSlots:
     """
 
     def __init__(self, num_slots: int, max_tokens: int, layout: KvLayout, vocab_size: int) -> None:
-        self.by_id: dict[SlotId, NativeSlot] = {}
-        self._num_slots = num_slots
-        self._max_tokens = max_tokens
+        super().__init__(num_slots, max_tokens)
         self._vocab_size = vocab_size
         self.token_ids: Integers = np.zeros((num_slots, max_tokens), np.int32)
         self.tables: Integers = np.zeros((num_slots, layout.blocks_for(max_tokens)), np.int32)
@@ -67,30 +65,12 @@ class NativeSlots:
             tables_ld=self.tables.shape[1],
         )
 
-    def apply(self, plan: StepPlan) -> None:
-        """Apply the plan's slots, new blocks and table edits, in this order."""
-        for slot in plan.removed:
-            del self.by_id[slot]
-        for added in plan.added:
-            self._add(added)
-        for new in plan.new_blocks:
-            self._append(new)
-        for edit in plan.table_edits:
-            self._edit(edit)
-
-    def _add(self, added: SlotAdded) -> None:
-        check_added(added, self.by_id, num_slots=self._num_slots, max_tokens=self._max_tokens)
+    def _make(self, added: SlotAdded) -> NativeSlot:
         tokens = self.token_ids[added.slot]
         tokens[: len(added.token_ids)] = added.token_ids
         sampling = resolve(added.sampling, self._vocab_size)
         sequence = SampledSequence(sampling, tokens, added.num_prompt, added.sample_index)
-        self.by_id[added.slot] = NativeSlot(added, sequence)
-        (table,) = added.block_tables
-        self._extend(added.slot, table)
-
-    def _append(self, new: NewBlocks) -> None:
-        check_group(new.group)
-        self._extend(new.slot, new.block_ids)
+        return NativeSlot(added, sequence)
 
     def _extend(self, slot_id: SlotId, block_ids: Sequence[BlockId]) -> None:
         slot = self.by_id[slot_id]
@@ -98,6 +78,5 @@ class NativeSlots:
         self.tables[slot_id, slot.num_blocks : end] = block_ids
         slot.num_blocks = end
 
-    def _edit(self, edit: TableEdit) -> None:
-        check_group(edit.group)
-        self.tables[edit.slot, edit.index] = edit.block_id
+    def _edit(self, slot_id: SlotId, index: int, block_id: BlockId) -> None:
+        self.tables[slot_id, index] = block_id

@@ -25,6 +25,7 @@ class NativeStep:
     Args:
         plan: applied to the slots already.
         slots: not advanced by it yet; drafts are written here.
+        started: when it was submitted, on the executor's clock.
         hidden_size, vocab_size: of the model.
         select_all: every row's logits are wanted, and nothing is drawn.
 
@@ -39,11 +40,13 @@ class NativeStep:
         plan: StepPlan,
         slots: NativeSlots,
         *,
+        started: float,
         hidden_size: int,
         vocab_size: int,
         select_all: bool = False,
     ) -> None:
         self.plan = plan
+        self.started = started
         self.is_sampled = False
         self.num_rows = 0
         self._slots = slots

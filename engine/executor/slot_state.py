@@ -12,8 +12,8 @@ import torch
 
 from core.ids import BlockId, SlotId
 from core.kv_layout import KvLayout
-from engine.executor.interface import NewBlocks, SlotAdded, StepPlan, TableEdit
-from engine.executor.plan_checks import check_added, check_group
+from engine.executor.interface import SlotAdded
+from engine.executor.slot_deltas import SlotDeltas
 from engine.kernels.host_device import integers_on
 from engine.sampling.slot_sampling import SlotSampling, resolve
 
@@ -39,8 +39,8 @@ class Slot:
         self.table: list[BlockId] = []
 
 
-class SlotState:
-    """Slots by id, updated in place by each plan's delta.
+class SlotState(SlotDeltas[Slot]):
+    """Slots by id, and what steps read of them.
 
     Args:
         num_slots: ids are below.
@@ -52,39 +52,18 @@ class SlotState:
     def __init__(
         self, num_slots: int, max_tokens: int, layout: KvLayout, device: torch.device
     ) -> None:
-        self.by_id: dict[SlotId, Slot] = {}
-        self._num_slots = num_slots
+        super().__init__(num_slots, max_tokens)
         self._device = device
-        self.max_tokens = max_tokens
         self.token_ids = torch.zeros((num_slots, max_tokens), dtype=torch.int64, device=device)
         num_blocks = layout.blocks_for(max_tokens)
         self.tables = torch.zeros((num_slots, num_blocks), dtype=torch.int64, device=device)
         self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
-    def apply(self, plan: StepPlan) -> None:
-        """Apply the plan's slots, new blocks and table edits, in this order."""
-        for slot in plan.removed:
-            del self.by_id[slot]
-        for added in plan.added:
-            self._add(added)
-        for new in plan.new_blocks:
-            self._append(new)
-        for edit in plan.table_edits:
-            self._edit(edit)
-
-    def _add(self, added: SlotAdded) -> None:
-        check_added(added, self.by_id, num_slots=self._num_slots, max_tokens=self.max_tokens)
-        slot = Slot(added, resolve(added.sampling, self._device))
-        self.by_id[added.slot] = slot
+    def _make(self, added: SlotAdded) -> Slot:
         tokens = integers_on(self._device, added.token_ids)
         self.token_ids[added.slot, : len(added.token_ids)] = tokens
         self.lengths[added.slot] = added.num_computed
-        (table,) = added.block_tables
-        self._extend(added.slot, table)
-
-    def _append(self, new: NewBlocks) -> None:
-        check_group(new.group)
-        self._extend(new.slot, new.block_ids)
+        return Slot(added, resolve(added.sampling, self._device))
 
     def _extend(self, slot_id: SlotId, block_ids: Sequence[BlockId]) -> None:
         table = self.by_id[slot_id].table
@@ -92,7 +71,6 @@ class SlotState:
         table += block_ids
         self.tables[slot_id, first : len(table)] = integers_on(self._device, block_ids)
 
-    def _edit(self, edit: TableEdit) -> None:
-        check_group(edit.group)
-        self.by_id[edit.slot].table[edit.index] = edit.block_id
-        self.tables[edit.slot, edit.index] = edit.block_id
+    def _edit(self, slot_id: SlotId, index: int, block_id: BlockId) -> None:
+        self.by_id[slot_id].table[index] = block_id
+        self.tables[slot_id, index] = block_id

@@ -10,7 +10,6 @@ from the plan alone; on a device decode steps are padded to few of them (`step_r
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from engine.executor.pending_step import PendingStep, advance, read_results
 from engine.executor.prompt_scoring import PromptScoring
 from engine.executor.slot_state import SlotState
 from engine.executor.step_inputs import ModelTables, StepInputs, build_inputs
+from engine.executor.step_queue import StepQueue
 from engine.executor.step_rows import arrange
 from engine.kernels.cpu_features import cpu_flags, instruction_set, torch_weights
 from engine.kernels.host_device import StepBuffer, to_device
@@ -105,8 +105,7 @@ class TorchExecutor:
         )
         capacity = 2 * config.chunk_tokens + 16 * config.max_slots
         self._buffer = StepBuffer(self._device, capacity, config.max_inflight)
-        self._steps: deque[PendingStep] = deque()
-        self._next = 0
+        self._steps: StepQueue[PendingStep] = StepQueue()
         kv = layout.layers[0].dtype.value
         self._numerics = (
             f"torch-{torch.__version__}/{self._device.type}-{instruction_set(flags)}/"
@@ -134,16 +133,12 @@ class TorchExecutor:
         started = self.clock.now()
         inputs, outputs, scoring = self._forward(plan)
         slots = [self._slots.by_id[work.slot] for work in plan.work]
-        self._steps.append(PendingStep(plan, slots, inputs, outputs, scoring, started))
-        return Handle(plan.number)
+        return self._steps.put(PendingStep(plan, slots, inputs, outputs, scoring, started))
 
     @torch.inference_mode()
     def sample(self, handle: Handle, masks: Mapping[SlotId, Any] | None = None) -> None:
         """Draw the step's tokens and advance its slots."""
-        step = self._steps[-1]
-        if step.plan.number != handle or step.is_sampled:
-            msg = f"sample({handle}): step {step.plan.number} is the one to sample, once"
-            raise ValueError(msg)
+        step = self._steps.to_sample(handle)
         if step.outputs is not None:
             step.sampled = sample(
                 step.inputs.logits_of_entries(step.outputs.logits),
@@ -160,10 +155,7 @@ class TorchExecutor:
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for the oldest step."""
-        step = self._steps.popleft()
-        if step.plan.number != handle or not step.is_sampled:
-            msg = f"collect({handle}): step {step.plan.number} is the oldest, and must be sampled"
-            raise ValueError(msg)
+        step = self._steps.take(handle)
         results = read_results(step)
         return StepResult(step.plan.number, results, self.clock.now() - step.started)
 
@@ -190,13 +182,7 @@ class TorchExecutor:
     def _forward(
         self, plan: StepPlan, *, select_all: bool = False
     ) -> tuple[StepInputs, Outputs | None, PromptScoring]:
-        if plan.number != self._next:
-            msg = f"plan {plan.number}: {self._next} is the next, without gaps"
-            raise ValueError(msg)
-        if self._steps and not self._steps[-1].is_sampled:
-            msg = f"plan {plan.number}: step {self._steps[-1].plan.number} was not sampled yet"
-            raise ValueError(msg)
-        self._next += 1
+        self._steps.admit(plan)
         self._pool.refresh()
         self._slots.apply(plan)
         self._pool.zero(plan.zeroes)

@@ -19,7 +19,7 @@ from engine.kernels.rope import rope_tables, torch_frequencies
 from engine.models.hugging_face_config import HuggingFaceConfig
 from engine.models.hugging_face_rope import read_rope
 from engine.models.rope_frequencies import attention_factor, rope_frequencies
-from engine.models.rope_scaling import FrequencyDivisors
+from engine.models.rope_scaling import FrequencyDivisors, RopeScaling
 from tests.tiny_models import llama3_divisors
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
@@ -71,29 +71,8 @@ def test_tables_are_those_of_transformers(name: str) -> None:
     assert torch.equal(our_sin[last].abs(), sin[0, 0].abs())  # `rotate` wants a sign of its own
 
 
-def test_divisors_of_a_gguf_file_are_llama3s_scaling() -> None:
-    """What llama.cpp's converter writes into `rope_freqs.weight` for Llama 3.1."""
-    theta, max_positions, scaling = PUBLISHED["llama-3.1"]
-    sizes = dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads"), 8)
-    others = dict.fromkeys(("intermediate_size", "vocab_size"), 8)
-    stated = {
-        "rope_theta": theta,
-        "rope_scaling": scaling,
-        "max_position_embeddings": max_positions,
-    }
-    config = msgspec.convert(
-        {"model_type": "llama", **sizes, **others, **stated}, HuggingFaceConfig
-    )
-    base, ours = read_rope(Path("config.json"), config)
-    divisors = FrequencyDivisors(tuple(llama3_divisors(128, theta, 8.0, 8192)))
-    np.testing.assert_allclose(
-        rope_frequencies(128, base, divisors), rope_frequencies(128, base, ours), rtol=1e-6
-    )
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_without_torch_they_differ_in_the_last_bits_of_few(name: str) -> None:
-    """Powers are correctly rounded then, which torch's are not always."""
+def published(name: str) -> tuple[float, RopeScaling | None]:
+    """Return what we read of a published model's configuration."""
     theta, max_positions, scaling = PUBLISHED[name]
     sizes = dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads"), 8)
     others = dict.fromkeys(("intermediate_size", "vocab_size"), 8)
@@ -105,7 +84,22 @@ def test_without_torch_they_differ_in_the_last_bits_of_few(name: str) -> None:
     config = msgspec.convert(
         {"model_type": "llama", **sizes, **others, **stated}, HuggingFaceConfig
     )
-    base, ours = read_rope(Path("config.json"), config)
+    return read_rope(Path("config.json"), config)
+
+
+def test_divisors_of_a_gguf_file_are_llama3s_scaling() -> None:
+    """What llama.cpp's converter writes into `rope_freqs.weight` for Llama 3.1."""
+    base, ours = published("llama-3.1")
+    divisors = FrequencyDivisors(tuple(llama3_divisors(128, base, 8.0, 8192)))
+    np.testing.assert_allclose(
+        rope_frequencies(128, base, divisors), rope_frequencies(128, base, ours), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_without_torch_they_differ_in_the_last_bits_of_few(name: str) -> None:
+    """Powers are correctly rounded then, which torch's are not always."""
+    base, ours = published(name)
     exact, theirs = rope_frequencies(128, base, ours), torch_frequencies(128, base, ours).numpy()
     assert exact.dtype == np.float32
     np.testing.assert_allclose(exact, theirs, rtol=2e-7)
