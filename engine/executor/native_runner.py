@@ -73,7 +73,7 @@ class NativeRunner:
             block_bytes=layout.block_bytes,
         )
         self._runner: int | None = self._library.dovetail_runner_new(
-            ctypes.pointer(model.table), ctypes.byref(shape), num_threads, None, 0
+            ctypes.pointer(model.table), ctypes.byref(shape), num_threads
         )
         self._check(done=self._runner is not None)
 

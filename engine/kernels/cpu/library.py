@@ -13,7 +13,7 @@ from core.environment import native_library
 from core.errors import ModelError
 from engine.kernels.cpu.abi import DrawItem, KernelTable, ModelShape, StepInputs
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 _BUILT = Path(__file__).with_name("native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
 
 
@@ -60,7 +60,7 @@ def library() -> Any:
         (
             "dovetail_runner_new",
             pointer,
-            [ctypes.POINTER(KernelTable), ctypes.POINTER(ModelShape), number, pointer, number],
+            [ctypes.POINTER(KernelTable), ctypes.POINTER(ModelShape), number],
         ),
         ("dovetail_runner_delete", None, [pointer]),
         ("dovetail_forward", ctypes.c_bool, [pointer, ctypes.POINTER(StepInputs)]),

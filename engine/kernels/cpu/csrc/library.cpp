@@ -1,7 +1,6 @@
 // The C ABI (mirrored in library.py). Functions that can fail return null or false and keep a text.
 #include <exception>
 #include <string>
-#include <vector>
 
 #include "runner.h"
 
@@ -23,7 +22,7 @@ const dovetail::KernelTable* tables[] = {
 extern "C" {
 
 // Raised with every change of a struct or of what a function means.
-int32_t dovetail_abi_version() { return 1; }
+int32_t dovetail_abi_version() { return 2; }
 
 const char* dovetail_error() { return last_error.c_str(); }
 
@@ -35,10 +34,9 @@ const dovetail::KernelTable* dovetail_kernels(int32_t index) {
 }
 
 dovetail::Runner* dovetail_runner_new(const dovetail::KernelTable* kernels,
-                                      const dovetail::ModelShape* shape, int32_t num_threads,
-                                      const int32_t* cpus, int32_t num_cpus) {
+                                      const dovetail::ModelShape* shape, int32_t num_threads) {
   try {
-    return new dovetail::Runner(*kernels, *shape, num_threads, std::vector<int>(cpus, cpus + num_cpus));
+    return new dovetail::Runner(*kernels, *shape, num_threads);
   } catch (const std::exception& error) {
     last_error = error.what();
     return nullptr;

@@ -23,14 +23,13 @@ std::vector<Register> make_registers(const ModelShape& shape) {
 
 }  // namespace
 
-Runner::Runner(const KernelTable& kernels, const ModelShape& shape, int num_threads,
-               const std::vector<int>& cpus)
+Runner::Runner(const KernelTable& kernels, const ModelShape& shape, int num_threads)
     : kernels_(kernels),
       shape_(shape),
       ops_(shape.ops, shape.ops + shape.num_ops),
       layer_offsets_(shape.layers, shape.layers + shape.num_layers),
       layers_(layer_offsets_),
-      pool_(num_threads, cpus),
+      pool_(num_threads),
       registers_(make_registers(shape)),
       scratch_(static_cast<size_t>(num_threads)),
       logits_ld_(round_up(shape.vocab_size, 64)),

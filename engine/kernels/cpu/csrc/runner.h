@@ -24,8 +24,7 @@ class Runner {
  public:
   // Copies shape, ops and layers; matrices, weights and the tables of rotations stay the caller's
   // and must outlive this.
-  Runner(const KernelTable& kernels, const ModelShape& shape, int num_threads,
-         const std::vector<int>& cpus);
+  Runner(const KernelTable& kernels, const ModelShape& shape, int num_threads);
 
   void forward(const StepInputs& inputs);
 

@@ -2,7 +2,6 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,20 +27,10 @@ long futex(const std::atomic<uint32_t>& word, int operation, uint32_t value) {
                  value, nullptr, nullptr, 0);
 }
 
-void pin_to(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // refused: it runs elsewhere, as well
-}
-
 }  // namespace
 
-ThreadPool::ThreadPool(int size, const std::vector<int>& cpus) : size_(size) {
-  for (int i = 1; i < size; ++i) {
-    const int cpu = cpus.empty() ? -1 : cpus[static_cast<size_t>(i) % cpus.size()];
-    threads_.emplace_back([this, i, cpu] { serve(i, cpu); });
-  }
+ThreadPool::ThreadPool(int size) : size_(size) {
+  for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -72,8 +61,7 @@ void ThreadPool::barrier() {
   wait_while(phase_, phase);
 }
 
-void ThreadPool::serve(int index, int cpu) {
-  if (cpu >= 0) pin_to(cpu);
+void ThreadPool::serve(int index) {
   pthread_setname_np(pthread_self(), "step");
   for (uint32_t seen = 0;;) {
     wait_while(round_, seen);

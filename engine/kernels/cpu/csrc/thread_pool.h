@@ -14,8 +14,8 @@ namespace dovetail {
 
 class ThreadPool {
  public:
-  // cpus: where thread i runs, one each; empty: where the kernel likes.
-  ThreadPool(int size, const std::vector<int>& cpus);
+  // Its threads run where the process may: who wants them pinned pins that.
+  explicit ThreadPool(int size);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -29,7 +29,7 @@ class ThreadPool {
   void barrier();
 
  private:
-  void serve(int index, int cpu);
+  void serve(int index);
   void wait_while(const std::atomic<uint32_t>& word, uint32_t value);
   void advance(std::atomic<uint32_t>& word);
 
