@@ -24,7 +24,7 @@ from deploy.model_path import resolve_model
 
 THREADS = 1
 ROUNDS = 2
-"""Of each visit, after one that warms up."""
+"""Of each side, after one that warms up: ours one before and one after the peer's."""
 
 _clock = SystemClock()
 
@@ -59,11 +59,11 @@ def _ours(visit: int) -> list[Measured]:
         client = TimedClient(port)
         model = client.model
         client.close()
-        return asyncio.run(_loads(port, model, visit))
+        return asyncio.run(_loads(port, model, visit, ROUNDS // 2))
 
 
-async def _loads(port: int, model: str, visit: int) -> list[Measured]:
-    runs = [await load(port, model, 100 * visit + number) for number in range(ROUNDS + 1)]
+async def _loads(port: int, model: str, visit: int, rounds: int) -> list[Measured]:
+    runs = [await load(port, model, 100 * visit + number) for number in range(rounds + 1)]
     return runs[1:]
 
 
@@ -78,5 +78,5 @@ async def _peer_loads(model: Path, logs: Path) -> tuple[list[Measured], float, f
     started = _clock.now()
     async with peer_cluster(model, logs) as peer:
         start_s = _clock.now() - started
-        runs = [one for visit in (2, 3) for one in await _loads(peer.port, MODEL, visit)]
+        runs = await _loads(peer.port, MODEL, 2, ROUNDS)
         return runs, start_s, peer.resident_bytes()

@@ -12,7 +12,7 @@ import msgspec
 from core.clock import SystemClock
 
 CLIENTS = 16
-REQUESTS_A_CLIENT = 3
+REQUESTS_A_CLIENT = 2
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 128
 _VOCABULARY = (1000, 40_000)
