@@ -3,8 +3,8 @@
     loop    call(fn), write, read  --queue-->  thread   fn(transport), post, poll
     loop    futures, on_notification  <------  thread   one call_soon_threadsafe an iteration
 
-It polls, sleeping `poll_s` or more between rounds, only while a write or read is pending or an
-inbound handoff is open (`watch`); otherwise it blocks and takes no processor time. A poll is also
+It polls only while a write or read is pending or an inbound handoff is open (`watch`), sleeping
+`poll_s` between rounds, longer the longer nothing happened; otherwise it blocks and takes no processor time. A poll is also
 what makes a transport progress, for no backend has a thread of its own.
 """
 
@@ -33,11 +33,13 @@ from kv_transfer.transport import (
 MIN_POLL_S = 50e-6
 """Shorter sleeps starve the peer on a small machine: spinning made a round trip 12-48 ms."""
 
-QUIET_S = 0.05
-"""After so long without any event, as while a peer computes, sleeps are `QUIET_FACTOR` longer: a
-sleep of 100 us costs 20 us of processor time, which came to 17% of a core."""
+BACKOFF_SHARE = 0.1
+"""With no transfer of our own, sleeps grow to this share of the time since the last event, as while
+a peer computes: a poll costs 20 us of processor time, and every 100 us that took 5% of a decode
+worker's tokens."""
 
-QUIET_FACTOR = 10
+MAX_BACKOFF = 10
+"""Sleeps grow to this many times `poll_s`."""
 
 _STOPPED = "the fabric stopped"
 
@@ -100,7 +102,7 @@ class TransferThread:
     Args:
         transport: handed over; nobody else may call it until `stop`.
         on_notification: called on the loop, in the order of arrival.
-        poll_s: sleep between polls, at least `MIN_POLL_S`.
+        poll_s: the shortest sleep between polls, at least `MIN_POLL_S`.
         on_outcome: called on the loop with the end of every write and read, before its future
             resolves, also when that future was cancelled; for metrics.
         on_failure: called on the loop when the thread crashed: the transport raised what it must
@@ -299,8 +301,10 @@ class TransferThread:
             return jobs, self._num_watched > 0, self._is_stopping
 
     def _pause_s(self) -> float:
-        is_quiet = self._clock.now() - self._last_event > QUIET_S
-        return self._poll_s * (QUIET_FACTOR if is_quiet else 1)
+        if self._pending:
+            return self._poll_s
+        quiet = self._clock.now() - self._last_event
+        return min(max(self._poll_s, BACKOFF_SHARE * quiet), MAX_BACKOFF * self._poll_s)
 
     def _poll_transfers(self) -> None:
         for handle in list(self._pending):
