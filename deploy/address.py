@@ -59,6 +59,24 @@ def fabric_warning(config: Config) -> str | None:
 
 
 @contextmanager
+def claim_ports(host: str, port: int, count: int) -> Generator[list[int]]:
+    """Hold a run of ports, one a router; see `claim_port`.
+
+    Yields:
+        `port` and those after it; for 0 free ones.
+
+    Raises:
+        UsageError: one of them cannot be had, or would be beyond 65535.
+    """
+    ports = range(port, port + count) if port else [0] * count
+    if port and ports[-1] > 65535:
+        msg = f"--routers {count}: --port must be at most {65536 - count}, not {port}"
+        raise UsageError(msg)
+    with ExitStack() as stack:
+        yield [stack.enter_context(claim_port(host, each)) for each in ports]
+
+
+@contextmanager
 def claim_port(host: str, port: int) -> Generator[int]:
     """Hold a port for the router, so that one in use is said before anything starts.
 

@@ -51,6 +51,7 @@ class UpOptions(msgspec.Struct, frozen=True):
         num_prefill, num_decode, num_colocated: workers by role; at least one can decode.
         model_path: as for a worker.
         log_directory: where each process's stderr goes, one file each; None: to our stderr.
+        num_routers: at least 1; each has a port of its own.
     """
 
     num_prefill: int
@@ -58,6 +59,7 @@ class UpOptions(msgspec.Struct, frozen=True):
     num_colocated: int
     model_path: Path
     log_directory: Path | None = None
+    num_routers: int = 1
 
     @property
     def num_workers(self) -> int:

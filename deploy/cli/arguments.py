@@ -25,6 +25,7 @@ _UP_EXAMPLES = """\
 examples:
   dovetail up                                  one prefill and one decode worker, default model
   dovetail up --prefill 2 --decode 1           three workers
+  dovetail up --routers 2                      the API at ports 8000 and 8001
   dovetail up --colocated 1                    one worker that does both, for comparison
   dovetail up --model ~/models/llama --port 9000
   dovetail up --model HuggingFaceTB/SmolLM2-360M-Instruct
@@ -104,7 +105,7 @@ class _Commands:
 
 def _add_up(commands: _Commands) -> None:
     up = commands.add("up", "start a cluster on this machine, in the foreground", _UP_EXAMPLES)
-    workers = up.add_argument_group("workers")
+    workers = up.add_argument_group("workers and routers")
     workers.add_argument(
         "--prefill", type=_count, metavar="N", help="workers that compute prompts (default 1)"
     )
@@ -113,6 +114,13 @@ def _add_up(commands: _Commands) -> None:
     )
     workers.add_argument(
         "--colocated", type=_count, metavar="N", default=0, help="workers that do both"
+    )
+    workers.add_argument(
+        "--routers",
+        type=_positive,
+        metavar="N",
+        default=1,
+        help="processes with the API, at --port and the ports after it (default 1)",
     )
     _add_model_flags(up)
     _add_http_flags(up)
@@ -228,5 +236,12 @@ def _add_shared_flags(parser: argparse.ArgumentParser, *, etcd: str) -> None:
 def _count(text: str) -> int:
     if not text.isdecimal():
         msg = f"{text!r} must be a whole number, 0 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        msg = f"{text!r} must be a whole number, 1 or more"
         raise argparse.ArgumentTypeError(msg)
     return int(text)

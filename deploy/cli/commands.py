@@ -95,6 +95,7 @@ def _up_options(arguments: argparse.Namespace, config: Config) -> tuple[UpOption
         num_colocated=arguments.colocated,
         model_path=model.path,
         log_directory=arguments.log_dir,
+        num_routers=arguments.routers,
     )
     return options, _named(config, model)
 

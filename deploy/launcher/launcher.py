@@ -1,7 +1,7 @@
 """`dovetail up`: a whole cluster on this machine, in the foreground.
 
-    etcd -> workers and router, in parallel -> one chat request -> ready -> (restarts) -> stop:
-    router, then workers, then etcd
+    etcd -> workers and routers, in parallel -> one chat request -> ready -> (restarts) -> stop:
+    routers, then workers, then etcd
 
 Every component is a child process of its own session, so that the terminal's Ctrl-C reaches the
 launcher alone, and dies with the launcher whatever kills it. The first Ctrl-C or SIGTERM stops in
@@ -24,13 +24,13 @@ from core.clock import Clock
 from core.config import Config
 from core.environment import temporary_directory
 from core.errors import DovetailError, UsageError
-from deploy.address import claim_port, reachable_url
+from deploy.address import claim_ports, reachable_url
 from deploy.api_client import ApiAddress, ApiClient
 from deploy.launcher.component import Component
 from deploy.launcher.cpu_shares import share_cpus
 from deploy.launcher.etcd_component import EtcdComponent
 from deploy.launcher.first_request import ask, describe, wait_until_ready
-from deploy.launcher.plan import ComponentSpec, plan_router, plan_workers
+from deploy.launcher.plan import ComponentSpec, plan_routers, plan_workers
 from deploy.launcher.run_directory import RunDirectory
 from deploy.launcher.welcome import welcome
 from deploy.options import UpOptions
@@ -51,6 +51,7 @@ class Launcher:
     """Owns the components; `serve` until cancelled, then `stop`.
 
     Args:
+        ports: one a router.
         run_directory: for etcd's data and the configuration of the children.
         program: what the children run; see `PROGRAM`.
     """
@@ -60,18 +61,20 @@ class Launcher:
         config: Config,
         options: UpOptions,
         *,
+        ports: Sequence[int],
         run_directory: Path,
         clock: Clock,
         program: Sequence[str] = PROGRAM,
     ) -> None:
         self._program = program
+        self._ports = ports
         self._config = config
         self._options = options
         self._run_directory = run_directory
         self._clock = clock
         self._rng = random.SystemRandom()
         self._etcd: EtcdComponent | None = None
-        self._router: Component | None = None
+        self._routers: list[Component] = []
         self._workers: list[Component] = []
 
     async def serve(self) -> None:
@@ -97,9 +100,8 @@ class Launcher:
             raise _first_leaf(group) from None
 
     async def stop(self) -> None:
-        """Stop router, then workers, then etcd; each is killed after its grace."""
-        if self._router is not None:
-            await self._router.stop(ROUTER_GRACE_S)
+        """Stop routers, then workers, then etcd; each is killed after its grace."""
+        await asyncio.gather(*(router.stop(ROUTER_GRACE_S) for router in self._routers))
         await asyncio.gather(*(worker.stop(WORKER_GRACE_S) for worker in self._workers))
         if self._etcd is not None:
             await self._etcd.stop()
@@ -112,7 +114,7 @@ class Launcher:
             self._etcd.kill()
 
     def _components(self) -> list[Component]:
-        return [*self._workers, *([self._router] if self._router else [])]
+        return [*self._workers, *self._routers]
 
     async def _etcd_endpoints(self) -> str:
         """Return the user's etcd, or start one."""
@@ -143,7 +145,8 @@ class Launcher:
         shares = share_cpus(cpus, self._options.num_workers, self._config.engine.threads)
         workers = plan_workers(self._options, base, config_file, shares)
         self._workers = [self._component(spec) for spec in workers]
-        self._router = self._component(plan_router(self._options, base, config_file))
+        routers = plan_routers(self._options, base, config_file, self._ports)
+        self._routers = [self._component(spec) for spec in routers]
 
     def _component(self, spec: ComponentSpec) -> Component:
         directory = self._options.log_directory
@@ -152,9 +155,12 @@ class Launcher:
 
     async def _prove(self, started: float) -> None:
         http, api = self._config.http, self._config.api
-        url = reachable_url(http.host, http.port)
-        client = ApiClient(ApiAddress(url, api_key=api.keys[0] if api.keys else ""))
-        await wait_until_ready(client, timeout_s=DISCOVERY_TIMEOUT_S, clock=self._clock)
+        urls = [reachable_url(http.host, port) for port in self._ports]
+        key = api.keys[0] if api.keys else ""
+        clients = [ApiClient(ApiAddress(url, api_key=key)) for url in urls]
+        for client in clients:
+            await wait_until_ready(client, timeout_s=DISCOVERY_TIMEOUT_S, clock=self._clock)
+        client = clients[0]
         model = await asyncio.to_thread(client.model)
         through_fabric = self._options.num_prefill > 0
         answer = await asyncio.to_thread(
@@ -163,7 +169,7 @@ class Launcher:
         for line in describe(answer):
             say(line)
         seconds = self._clock.now() - started
-        for line in welcome(client.url, model, has_keys=bool(api.keys), seconds=seconds):
+        for line in welcome(urls, model, has_keys=bool(api.keys), seconds=seconds):
             say(line)
 
 
@@ -184,7 +190,7 @@ class _Interrupts:
     def __call__(self, number: signal.Signals) -> None:
         self._count += 1
         if self._count == 1:
-            say("stopping    router, workers, etcd (once more kills them)")
+            say("stopping    routers, workers, etcd (once more kills them)")
             self._serving.cancel()
         else:
             self.exit_code = 128 + number
@@ -200,27 +206,32 @@ async def run_up(
         UsageError: before anything starts (a port in use), or from a component; all is stopped.
         DovetailError: the cluster did not come up; all is stopped.
     """
-    with claim_port(config.http.host, config.http.port) as port:
-        http = msgspec.structs.replace(config.http, port=port)
-        return await _run(msgspec.structs.replace(config, http=http), options, clock, program)
+    http = config.http
+    with claim_ports(http.host, http.port, options.num_routers) as ports:
+        _make_log_directory(options.log_directory)
+        with RunDirectory(temporary_directory()) as run_directory:
+            launcher = Launcher(
+                config,
+                options,
+                ports=ports,
+                run_directory=run_directory.path,
+                clock=clock,
+                program=program,
+            )
+            return await _run(launcher)
 
 
-async def _run(config: Config, options: UpOptions, clock: Clock, program: Sequence[str]) -> int:
-    _make_log_directory(options.log_directory)
-    with RunDirectory(temporary_directory()) as run_directory:
-        launcher = Launcher(
-            config, options, run_directory=run_directory.path, clock=clock, program=program
-        )
-        serving = asyncio.create_task(launcher.serve())
-        interrupts = _Interrupts(serving, launcher)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, interrupts, number)
-        try:
-            # Not `await serving`: its cancellation by a signal is a normal end, not ours.
-            await asyncio.wait([serving])
-        finally:
-            await launcher.stop()
+async def _run(launcher: Launcher) -> int:
+    serving = asyncio.create_task(launcher.serve())
+    interrupts = _Interrupts(serving, launcher)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, interrupts, number)
+    try:
+        # Not `await serving`: its cancellation by a signal is a normal end, not ours.
+        await asyncio.wait([serving])
+    finally:
+        await launcher.stop()
     if serving.cancelled():
         say("killed" if interrupts.exit_code else "stopped")
         return interrupts.exit_code

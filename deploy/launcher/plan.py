@@ -53,7 +53,22 @@ def plan_workers(
     ]
 
 
-def plan_router(options: UpOptions, base: Sequence[str], config_file: Path) -> ComponentSpec:
-    """Return the router."""
-    arguments = ("--config", str(config_file), "--model", str(options.model_path))
-    return ComponentSpec(name="router", command=(*base, "router", *arguments))
+def plan_routers(
+    options: UpOptions, base: Sequence[str], config_file: Path, ports: Sequence[int]
+) -> list[ComponentSpec]:
+    """Return the routers, one at each port; one alone needs no number in its name."""
+    names = ["router"] if len(ports) == 1 else [f"router-{i}" for i in range(len(ports))]
+    return [
+        ComponentSpec(
+            name=name,
+            command=(
+                *base,
+                "router",
+                *("--config", str(config_file)),
+                *("--id", name),
+                *("--port", str(port)),
+                *("--model", str(options.model_path)),
+            ),
+        )
+        for name, port in zip(names, ports, strict=True)
+    ]

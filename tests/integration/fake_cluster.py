@@ -1,6 +1,6 @@
 """`dovetail up` with stand-ins for worker and router: the launcher's own behaviour, fast.
 
-Run as `fake_cluster.py up DIRECTORY PREFILL DECODE PORT ETCD` (empty: embedded); the launcher
+Run as `fake_cluster.py up DIRECTORY PREFILL DECODE PORT ETCD ROUTERS` (etcd empty: embedded); it
 starts this file again for each child. DIRECTORY holds what a test wants (`refuse-NAME`,
 `crash-NAME`, `stubborn-NAME`) and `journal`, to which children append.
 """
@@ -18,13 +18,12 @@ import threading
 from pathlib import Path
 
 from core.clock import SystemClock
-from core.config import Config, load
+from core.config import load
 from core.errors import DovetailError, UsageError
 from deploy.launcher.launcher import run_up
 from deploy.launcher.parent_death import die_with_parent
 from deploy.options import UpOptions
 from deploy.readiness import Readiness, StartRefused, announce
-from deploy.settings import load_config
 from deploy.terminal import complain
 
 EVENTS = [
@@ -62,9 +61,9 @@ class FakeApi(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def up(directory: str, prefill: str, decode: str, port: str, etcd: str) -> int:
+def up(directory: str, prefill: str, decode: str, port: str, etcd: str, routers: str) -> int:
     config = load({}, {"http.port": port, "control_plane.etcd": etcd})
-    options = UpOptions(int(prefill), int(decode), 0, Path(directory))
+    options = UpOptions(int(prefill), int(decode), 0, Path(directory), num_routers=int(routers))
     program = (sys.executable, __file__)
     try:
         return asyncio.run(run_up(config, options, clock=SystemClock(), program=program))
@@ -83,14 +82,15 @@ def child(argv: list[str]) -> int:
     parser.add_argument("--id", default="router")
     for name in ("--config", "--model"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--ready-fd", type=int)
+    for name in ("--ready-fd", "--port"):
+        parser.add_argument(name, type=int, default=0)
     known, _ = parser.parse_known_args(argv)
     die_with_parent(known.parent_pid)
-    play(known.id, known.model, load_config(known.config), known.ready_fd)
+    play(known.id, known.model, known.port, known.ready_fd)
     return 0
 
 
-def play(name: str, directory: Path, config: Config, ready_fd: int) -> None:
+def play(name: str, directory: Path, port: int, ready_fd: int) -> None:
     if (directory / f"refuse-{name}").exists():
         announce(ready_fd, StartRefused("model 'x': is no GGUF file"))
         sys.exit(2)
@@ -102,10 +102,10 @@ def play(name: str, directory: Path, config: Config, ready_fd: int) -> None:
         signal.signal(signal.SIGTERM, lambda *_: (note(directory, f"stop {name}"), os._exit(0)))
     note(directory, f"start {name}")
     address = "127.0.0.1:1"
-    if name == "router":
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", config.http.port), FakeApi)
+    if name.startswith("router"):
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), FakeApi)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{config.http.port}"
+        address = f"http://127.0.0.1:{port}"
     announce(ready_fd, Readiness(name, os.getpid(), address, fabric="fake"))
     while True:
         signal.pause()

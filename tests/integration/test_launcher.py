@@ -27,11 +27,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
     directory.mkdir()
 
     def starter(
-        *wishes: str, prefill: int = 1, decode: int = 1, port: int = 0, etcd: str = "127.0.0.1:1"
+        *wishes: str,
+        prefill: int = 1,
+        decode: int = 1,
+        port: int = 0,
+        etcd: str = "127.0.0.1:1",
+        routers: int = 1,
     ) -> Launched:
         for wish in wishes:
             (directory / wish).touch()
-        arguments = [str(directory), str(prefill), str(decode), str(port), etcd]
+        arguments = [str(directory), str(prefill), str(decode), str(port), etcd, str(routers)]
         command = [sys.executable, str(FAKE), "up", *arguments]
         return stack.enter_context(Launched(command, tmp_path / "tmp"))
 
@@ -115,6 +120,24 @@ def test_children_die_with_a_killed_launcher_and_the_next_one_tidies_up(
     successor.wait_for("^ready ")
     assert successor.stop() == 0
     successor.assert_nothing_left()
+
+
+def test_several_routers_have_ports_of_their_own_and_keep_them(
+    start: Start, tmp_path: Path
+) -> None:
+    launched = start(routers=2)
+    launched.wait_for("^ready ")
+    first = launched.wait_for(r"^router-0 +ready  pid (\d+) +(http://\S+)")
+    other = launched.wait_for(r"^router-1 +ready  pid (\d+) +(http://\S+)")
+    assert first[2] != other[2]
+    launched.wait_for(rf"^also at +{other[2]}/v1$")
+    launched.wait_for(rf"^ready +{first[2]}/v1 ")
+    psutil.Process(int(other[1])).kill()
+    launched.wait_for(rf"^router-1 +ready  pid (?!{other[1]}\b)\d+ +{other[2]}\b")
+    assert launched.stop() == 0
+    stopped = [line for line in journal(tmp_path) if line.startswith("stop")]
+    assert sorted(stopped[:2]) == ["stop router-0", "stop router-1"]
+    launched.assert_nothing_left()
 
 
 def test_worker_that_dies_is_started_again_under_its_name(start: Start, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from core.config import load
 from core.errors import UsageError
 from deploy.address import (
     claim_port,
+    claim_ports,
     exposure_warning,
     fabric_warning,
     is_wildcard,
@@ -126,4 +127,17 @@ def test_a_claimed_port_is_the_router_s_alone() -> None:
 @pytest.mark.parametrize("host", ["203.0.113.1", "no such host.invalid"])
 def test_host_that_is_not_ours_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match="cannot bind to"), claim_port(host, 0):
+        pass
+
+
+def test_routers_get_neighbouring_ports_or_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = pytest.raises(UsageError, match=f"127.0.0.1:{port}: Address already in use; cho")
+        with refused, claim_ports("127.0.0.1", port - 1, 2):
+            pass
+    with claim_ports("127.0.0.1", 0, 3) as free:
+        assert len(set(free)) == 3
+    too_high = pytest.raises(UsageError, match="--routers 3: --port must be at most 65533, not 65")
+    with too_high, claim_ports("127.0.0.1", 65534, 3):
         pass

@@ -29,6 +29,8 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
         (["up", "--prefill", "-1"], "-1"),
         (["up", "--prefill", "two"], "'two' must be a whole number"),
         (["up", "--decode", "0"], "--decode or --colocated"),
+        (["up", "--routers", "0"], "'0' must be a whole number, 1 or more"),
+        (["up", "--routers", "2", "--port", "65535"], "--port must be at most 65534, not 65535"),
         (["up", "--port", "eight"], "http.port = 'eight': must be a whole number"),
         (["up", "--port", "70000"], "http.port = 70000"),
         (

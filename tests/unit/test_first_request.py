@@ -41,7 +41,7 @@ def test_path_in_words(path: dict[str, Any] | None, shown: str) -> None:
 
 
 def test_curl_example_can_be_pasted() -> None:
-    lines = welcome("http://127.0.0.1:1", 'it\'s "m"', has_keys=False, seconds=7.94)
+    lines = welcome(["http://127.0.0.1:1"], 'it\'s "m"', has_keys=False, seconds=7.94)
     assert lines[0].startswith(f"{READY}http://127.0.0.1:1/v1  serves it's")
     words = shlex.split(f"{lines[2].removesuffix(chr(92))} {lines[3]}")
     assert words[:2] == ["curl", "http://127.0.0.1:1/v1/chat/completions"]
@@ -49,7 +49,13 @@ def test_curl_example_can_be_pasted() -> None:
     assert "authorization" not in lines[2]
 
 
+def test_other_routers_are_named_before_the_line_that_scripts_wait_for() -> None:
+    lines = welcome(["http://h:1", "http://h:2"], "m", has_keys=False, seconds=1.0)
+    assert lines[0] == "also at     http://h:2/v1"
+    assert lines[1].startswith(f"{READY}http://h:1/v1  serves m")
+
+
 def test_key_is_asked_for_and_not_shown() -> None:
-    lines = welcome("http://h:1", "m", has_keys=True, seconds=1.0)
+    lines = welcome(["http://h:1"], "m", has_keys=True, seconds=1.0)
     assert "authorization: Bearer YOUR_KEY" in lines[2]
     assert all(line.endswith("--api-key YOUR_KEY") for line in lines[4:6])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deploy.cli.arguments import build_parser
 from deploy.launcher.cpu_shares import CpuShare
-from deploy.launcher.plan import plan_router, plan_workers
+from deploy.launcher.plan import plan_routers, plan_workers
 from deploy.options import UpOptions
 
 BASE = ("python", "-m", "deploy", "--parent-pid", "42")
@@ -30,10 +30,17 @@ def test_command_lines_are_ones_that_the_parser_reads() -> None:
     }
 
 
-def test_router_reads_the_same_file_and_model() -> None:
-    spec = plan_router(OPTIONS, BASE, Path("/run/c.toml"))
-    read = build_parser().parse_args(spec.command[3:])
-    assert (read.command, str(read.config), read.model) == ("router", "/run/c.toml", OPTIONS_MODEL)
+def test_routers_read_the_same_file_and_model_and_have_a_port_each() -> None:
+    specs = plan_routers(OPTIONS, BASE, Path("/run/c.toml"), [8000, 8001])
+    read = [build_parser().parse_args(spec.command[3:]) for spec in specs]
+    assert [spec.name for spec in specs] == ["router-0", "router-1"]
+    assert [(a.command, a.id, a.port) for a in read] == [
+        ("router", "router-0", "8000"),
+        ("router", "router-1", "8001"),
+    ]
+    assert {(str(a.config), a.model) for a in read} == {("/run/c.toml", "/models/m.gguf")}
 
 
-OPTIONS_MODEL = str(OPTIONS.model_path)
+def test_one_router_has_no_number() -> None:
+    (spec,) = plan_routers(OPTIONS, BASE, Path("/run/c.toml"), [8000])
+    assert spec.name == "router"
