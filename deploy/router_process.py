@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -21,6 +22,7 @@ from control_plane.ledger.reader import LedgerReader
 from control_plane.preemptions import watch_preemptions
 from control_plane.registry import Registry
 from control_plane.rpc.client import connect
+from control_plane.rpc.refusals import PeersRefused
 from core.clock import Clock, SystemClock
 from core.config import Config
 from core.errors import ModelError
@@ -60,10 +62,17 @@ async def run_router(config: Config, options: RouterOptions) -> None:
     async with AsyncExitStack() as stack:
         text = await asyncio.to_thread(TextModel.load, options.model_path)
         hello = await asyncio.to_thread(router_hello, config, options)
+        refused = PeersRefused()
         dispatcher = RouterDispatcher(
-            config, hello=hello, connect=connect, clock=clock, rng=Entropy()
+            config,
+            hello=hello,
+            connect=partial(connect, refused=refused),
+            clock=clock,
+            rng=Entropy(),
+            refused=refused,
         )
         registry = CollectorRegistry()
+        registry.register(refused)
         server = _server(config, dispatcher, text, clock, registry)
         running = asyncio.create_task(dispatcher.run(), name="dispatch")
         end.must_run(running)

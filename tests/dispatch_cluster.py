@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from control_plane.registry import WorkerSeen, WorkerSuspect
+from control_plane.rpc.refusals import PeersRefused
 from core.clock import SystemClock
 from core.config import Config
 from core.ids import RequestId, new_boot
@@ -57,6 +58,7 @@ class Cluster:
     def __init__(self, network: Any, config: Config = CONFIG, rules: RetryRules = RULES) -> None:
         self.network = network
         self.workers: list[FakeWorker] = []
+        self.refused = PeersRefused()
         self.dispatcher = WatchedDispatcher(
             config,
             hello=Hello("router", "router", new_boot(), model_fingerprint=FINGERPRINT),
@@ -64,6 +66,7 @@ class Cluster:
             clock=SystemClock(),
             rng=random.Random(7),
             rules=rules,
+            refused=self.refused,
         )
         self.news: News = network.news
         self.dispatcher.news = self.news

@@ -12,8 +12,9 @@ import grpc.aio
 
 from control_plane.rpc import codec
 from control_plane.rpc.grpc_wire import ClientWire, StreamCall, new_channel, open_call
-from control_plane.rpc.handshake import difference
+from control_plane.rpc.handshake import NO_HELLO, difference
 from control_plane.rpc.interface import Stream, StreamListener
+from control_plane.rpc.refusals import PeersRefused
 from control_plane.rpc.stream_end import StreamEnd
 from core.clock import Clock
 from core.config import ControlPlaneConfig
@@ -44,12 +45,14 @@ async def connect(
     *,
     config: ControlPlaneConfig,
     clock: Clock,
+    refused: PeersRefused | None = None,
 ) -> Stream[Any]:
     """Open a stream; `listener.on_open` has been called when this returns.
 
     Args:
         address: host:port of the worker's gRPC server.
         hello: ours; `expected_boot` names the life of the worker that we mean.
+        refused: counts the handshakes that come to nothing.
 
     Raises:
         PeerUnavailable: no connection, or no answer within `CONNECT_S`.
@@ -59,7 +62,7 @@ async def connect(
     try:
         call = open_call(channel)
         wire = ClientWire(call)
-        worker = await _shake_hands(call, wire, hello, address)
+        worker = await _shake_hands(call, wire, hello, address, refused or PeersRefused())
         end = StreamEnd(wire, worker, listener, answers=True, config=config, clock=clock)
         end.open()
     except BaseException:
@@ -71,7 +74,9 @@ async def connect(
     return end
 
 
-async def _shake_hands(call: StreamCall, wire: ClientWire, hello: Hello, address: str) -> Hello:
+async def _shake_hands(
+    call: StreamCall, wire: ClientWire, hello: Hello, address: str, refused: PeersRefused
+) -> Hello:
     try:
         async with asyncio.timeout(CONNECT_S):
             await wire.write(codec.encode_hello(hello))
@@ -83,15 +88,18 @@ async def _shake_hands(call: StreamCall, wire: ClientWire, hello: Hello, address
     except ConnectionError as error:
         if await call.code() is grpc.StatusCode.FAILED_PRECONDITION:
             differing = await call.details()
+            refused.count(differing or "")
             _log_refusal("%s refused our stream: %s", address, differing)
             raise ProtocolMismatch(differing) from error
         msg = f"{address}: {error}"
         raise PeerUnavailable(msg) from error
     except ValueError as error:
+        refused.count(NO_HELLO)
         msg = f"{address} does not speak this protocol: {error}"
         raise ProtocolMismatch(msg) from error
     differing = difference(hello, worker)
     if differing is not None:
+        refused.count(differing)
         _log_refusal("will not talk to %s: %s", address, differing)
         raise ProtocolMismatch(differing)
     return worker

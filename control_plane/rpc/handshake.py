@@ -11,6 +11,24 @@ WORKER = "worker"
 DECODE = "decode"
 """A decode worker that opens a stream to a prefill worker; its blocks must have our layout."""
 
+LAYOUT_FIELDS = (
+    *("version", "model", "block_size", "num_kv_heads", "head_dim", "num_layers"),
+    *("dtype", "tile_order", "block_bytes", "fingerprint"),
+)
+"""Of `KvLayout.summary`, each of which may be what differs."""
+
+NO_HELLO = "no_hello"
+"""The reason of who does not speak this protocol at all."""
+
+REASONS = frozenset(
+    {
+        *("kind", "protocol", "cluster", "boot", "model", "model_fingerprint", "block_size"),
+        *("layout", NO_HELLO),
+        *(f"layout.{name}" for name in LAYOUT_FIELDS),
+    }
+)
+"""Why a peer may be refused; its own words are none of them unless they begin with one."""
+
 
 def difference(opener: Hello, worker: Hello) -> str | None:
     """Name the first thing in which an opener and a worker differ, with both values.
@@ -31,6 +49,12 @@ def difference(opener: Hello, worker: Hello) -> str | None:
     if opener.kind == DECODE and opener.layout and worker.layout:
         return _layouts_differ(opener.layout, worker.layout)
     return None
+
+
+def reason_of(difference: str) -> str:
+    """Return the field that a difference names, for counters; "other" where it names none."""
+    head = difference.partition(":")[0]
+    return head if head in REASONS else "other"
 
 
 def _layouts_differ(opener: str, worker: str) -> str | None:

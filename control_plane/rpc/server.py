@@ -12,8 +12,9 @@ import grpc.aio
 
 from control_plane.rpc import codec
 from control_plane.rpc.grpc_wire import ServerContext, ServerWire, new_server
-from control_plane.rpc.handshake import difference
+from control_plane.rpc.handshake import NO_HELLO, difference
 from control_plane.rpc.interface import StreamListener
+from control_plane.rpc.refusals import PeersRefused
 from control_plane.rpc.stream_end import StreamEnd
 from core.clock import Clock
 from core.config import ControlPlaneConfig
@@ -31,14 +32,21 @@ class RpcServer:
 
     Args:
         hello: what this worker says now; asked for every stream, since a role may change.
+        refused: counts whom it refuses.
     """
 
     def __init__(
-        self, hello: Callable[[], Hello], *, config: ControlPlaneConfig, clock: Clock
+        self,
+        hello: Callable[[], Hello],
+        *,
+        config: ControlPlaneConfig,
+        clock: Clock,
+        refused: PeersRefused | None = None,
     ) -> None:
         self._hello = hello
         self._config = config
         self._clock = clock
+        self._refused = refused or PeersRefused()
         self._listeners: dict[str, StreamListener[Any]] = {}
         self._open: set[StreamEnd] = set()
         self._server: grpc.aio.Server | None = None
@@ -76,12 +84,14 @@ class RpcServer:
         try:
             opener = await _first_hello(wire)
         except (TimeoutError, ValueError) as error:
+            self._refused.count(NO_HELLO)
             return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no hello: {error}")
         ours = self._hello()
         differing = difference(opener, ours)
         if differing is None and opener.kind not in self._listeners:
             differing = f"kind: {opener.kind!r} is not served, only {sorted(self._listeners)}"
         if differing is not None:
+            self._refused.count(differing)
             _log.warning("refused a stream of %s %s: %s", opener.kind, opener.name, differing)
             return await context.abort(grpc.StatusCode.FAILED_PRECONDITION, differing)
         try:

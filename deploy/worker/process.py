@@ -21,6 +21,7 @@ from control_plane.registration import RegistrationHandle
 from control_plane.registry import Registry
 from control_plane.rpc.client import connect
 from control_plane.rpc.interface import Stream, StreamListener
+from control_plane.rpc.refusals import PeersRefused
 from control_plane.rpc.server import RpcServer
 from core.clock import Clock, SystemClock
 from core.config import Config
@@ -90,12 +91,16 @@ class _WorkerProcess:
         self._registration: RegistrationHandle
         self._ledger: LedgerWriter
         self._news: CacheNews
+        self._refused = PeersRefused()
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start everything but the pool's task; see `run_worker` for what is raised."""
         config, options = self._config, self._options
         parts = self._parts = await start_parts(config, options, self._clock, stack)
-        rpc = RpcServer(self._hello, config=config.control_plane, clock=self._clock)
+        parts.metrics.registry.register(self._refused)
+        rpc = RpcServer(
+            self._hello, config=config.control_plane, clock=self._clock, refused=self._refused
+        )
         if isinstance(parts.worker, PrefillWorker):
             rpc.listen("decode", parts.worker)
             rpc.listen("router", parts.worker.router_streams)
@@ -255,4 +260,5 @@ class _WorkerProcess:
             listener,
             config=self._config.control_plane,
             clock=self._clock,
+            refused=self._refused,
         )

@@ -22,6 +22,7 @@ from typing import assert_never
 import msgspec
 
 from control_plane.registry import WorkerChange, WorkerSeen, WorkerSuspect
+from control_plane.rpc.refusals import PeersRefused
 from core.back_off import Dice
 from core.block_hash import BlockHash
 from core.clock import Clock
@@ -76,10 +77,11 @@ class RouterDispatcher:
         connect: `control_plane.rpc.client.connect`.
         clock: its `now` must advance as the event loop's time does while `run` is running.
         rng: this router's own: those that draw alike would choose alike.
+        refused: counts workers of another model or layout; `connect` may count in it, too.
         rules: how long trouble is borne.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only wiring, called once
         self,
         config: Config,
         *,
@@ -88,13 +90,14 @@ class RouterDispatcher:
         clock: Clock,
         rng: Dice,
         rules: RetryRules | None = None,
+        refused: PeersRefused | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._rng = rng
         self._rules = rules or RetryRules()
         dial = Dial(hello, connect, config.control_plane, clock, rng)
-        self._workers = WorkerTable(self, dial)
+        self._workers = WorkerTable(self, dial, refused or PeersRefused())
         self._live: dict[RequestId, LiveRequest] = {}
         self._recent = RecentRequests()
         self._deadlines = Deadlines(clock, self._tick)

@@ -284,8 +284,9 @@ class RequestState:
         if number != self.number or self.worker_id is None:
             return ()
         self._told.add(number)
-        if not retriable:
-            return self._end(error_of(Trouble.FAILED, message), tell=False)
+        if not retriable:  # its time is over there no earlier than here
+            trouble = Trouble.TIMEOUT if now >= self._deadline else Trouble.FAILED
+            return self._end(error_of(trouble, message), tell=False)
         return self._elsewhere(Trouble.LOST, message, now)
 
     # -- what happens to workers -----------------------------------------------------------------

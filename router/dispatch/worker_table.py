@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from control_plane.rpc.refusals import PeersRefused
 from core.ids import Boot, WorkerId
+from core.kv_layout import summary_difference
 from core.worker_record import Role, WorkerRecord
 from router.dispatch.interface import ServedModel
 from router.dispatch.worker_link import Dial, LinkOwner, WorkerLink
@@ -33,8 +35,9 @@ class WorkerTable:
     open ones serve, or is kept for workers to come back where none is open.
     """
 
-    def __init__(self, owner: LinkOwner, dial: Dial) -> None:
+    def __init__(self, owner: LinkOwner, dial: Dial, refused: PeersRefused) -> None:
         self._owner = owner
+        self._refused = refused
         self._dial = dial
         self._links: dict[WorkerId, WorkerLink] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -115,6 +118,7 @@ class WorkerTable:
         if self._served is not None:
             for link in links:
                 self._warn_of_another_model(link.record, self._served)
+            self._warn_of_other_layouts([link.record for link in links])
 
     def served_model(self) -> ServedModel | None:
         """Return the served model, as its open workers have it or, without any, those to come.
@@ -162,9 +166,25 @@ class WorkerTable:
         differing = [
             f"{name} {its!r} (served: {ours!r})" for name, its, ours in fields if its != ours
         ]
-        if differing and record.worker_id not in self._warned:
+        if differing:
+            self._refuse(record, "gets no requests: it has", ", ".join(differing))
+
+    def _warn_of_other_layouts(self, records: Sequence[WorkerRecord]) -> None:
+        """Tell of prefill workers whose blocks no decode worker of the served model can take."""
+        served = [record for record in records if _model_of(record) == self._served]
+        layouts = {record.layout for record in served if record.role is Role.DECODE}
+        for record in served:
+            if record.role is _PREFILL and layouts and record.layout not in layouts:
+                differing = summary_difference(record.layout, min(layouts))
+                assert differing is not None, "they are not equal"
+                name, its, theirs = differing
+                self._refuse(record, "is not paired:", f"{name} {its} (decode has: {theirs})")
+
+    def _refuse(self, record: WorkerRecord, what: str, differing: str) -> None:
+        if record.worker_id not in self._warned:
             self._warned.add(record.worker_id)
-            _log.warning("%s gets no requests: it has %s", record.worker_id, ", ".join(differing))
+            self._refused.count(differing.replace(" ", ": ", 1))
+            _log.warning("%s %s %s", record.worker_id, what, differing)
 
 
 def key_of(model: ServedModel) -> ModelKey:

@@ -15,12 +15,14 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from msgspec.structs import replace
 
 from control_plane.rpc import codec, stream_end
 from control_plane.rpc.client import connect
 from control_plane.rpc.grpc_wire import ClientWire, new_channel, open_call
 from control_plane.rpc.interface import Stream
 from control_plane.rpc.peer_watch import PeerWatch
+from control_plane.rpc.refusals import PeersRefused
 from control_plane.rpc.server import RpcServer
 from core.clock import SystemClock
 from core.config import ControlPlaneConfig
@@ -68,8 +70,10 @@ class Recorder:
 
 
 @asynccontextmanager
-async def serving(hello: Hello = WORKER) -> AsyncGenerator[tuple[str, Recorder]]:
-    server = RpcServer(lambda: hello, config=CONFIG, clock=CLOCK)
+async def serving(
+    hello: Hello = WORKER, refused: PeersRefused | None = None
+) -> AsyncGenerator[tuple[str, Recorder]]:
+    server = RpcServer(lambda: hello, config=CONFIG, clock=CLOCK, refused=refused)
     recorder = Recorder()
     server.listen("router", recorder)
     server.listen("decode", recorder)
@@ -147,18 +151,33 @@ async def test_a_server_that_stops_tells_so_and_frees_its_port() -> None:
         (Hello("router", "r", Boot("x"), expected_boot="b0"), "boot: expected 'b0'"),
         (Hello("router", "r", Boot("x"), model_fingerprint="n"), "model_fingerprint: .* 'n'"),
         (Hello("decode", "d", Boot("x"), layout="k"), "layout: the opener has 'k'"),
+        (
+            Hello("decode", "d", Boot("x"), layout="block_size=8"),
+            "layout.block_size: the opener has '8', the worker '16'",
+        ),
         (Hello("planner", "p", Boot("x")), "kind: 'planner' is not served"),
     ],
 )
-async def test_a_mismatch_is_refused_by_name(
+async def test_a_mismatch_is_refused_by_name_and_counted_at_both_ends(
     opener: Hello, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving() as (address, worker):
+    counts = PeersRefused(), PeersRefused()
+    served = replace(WORKER, layout="block_size=16") if "block_size" in says else WORKER
+    async with serving(served, counts[0]) as (address, worker):
         with pytest.raises(ProtocolMismatch, match=says):
-            await connect(address, opener, Recorder(), config=CONFIG, clock=CLOCK)
+            await connect(
+                address, opener, Recorder(), config=CONFIG, clock=CLOCK, refused=counts[1]
+            )
         assert worker.events.empty()
+    for count in counts:
+        assert refusals_of(count) == {says.partition(":")[0]: 1}
     refusals = [record for record in caplog.records if "refused a stream" in record.message]
     assert len(refusals) == 1
+
+
+def refusals_of(count: PeersRefused) -> dict[str, float]:
+    (family,) = count.collect()
+    return {sample.labels["reason"]: sample.value for sample in family.samples}
 
 
 async def test_an_opener_warns_once_of_each_refusal(caplog: pytest.LogCaptureFixture) -> None:
@@ -214,11 +233,13 @@ async def raw_stream(address: str, *frames: bytes) -> tuple[ClientWire, grpc.aio
 
 
 async def test_whoever_says_no_hello_is_sent_away() -> None:
-    async with serving() as (address, worker):
+    count = PeersRefused()
+    async with serving(refused=count) as (address, worker):
         wire, channel = await raw_stream(address, codec.HEARTBEAT)
         with pytest.raises(ConnectionError, match="no hello"):
             await wire.read()
         assert worker.events.empty()
+        assert refusals_of(count) == {"no_hello": 1}
         await channel.close(None)
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
 from control_plane.registry import WorkerSeen
 from core.errors import ProtocolMismatch
 from core.worker_record import Role
-from tests.dispatch_cluster import Cluster, running, settle
+from tests.dispatch_cluster import Cluster, read, running, settle
 from tests.dispatch_workers import FakeWorker, MemoryNetwork
 
 pytestmark = pytest.mark.anyio
@@ -76,10 +77,37 @@ async def test_a_live_worker_keeps_the_model(caplog: pytest.LogCaptureFixture) -
             "block_size 32 (served: 16)",
             "d3 gets no requests: it has block_size 32 (served: 16)",
         ]
+        assert refused_for(cluster, "block_size") == 2, "once a worker"
+        assert refused_for(cluster, "model") == 1
         worker.is_listening = False
         cluster.network.router_ends["d0"].close("lost")
         await cluster.until(lambda: "d0" not in _live(cluster))
         assert served(cluster) == (32, 4096), "none of the old model lives"
+
+
+async def test_a_prefill_worker_of_another_layout_is_told_of_and_never_paired(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running(RefusingNetwork()) as cluster:
+        decode = await add(cluster, "d0", layout="version=1 block_size=16")
+        foreign = await cluster.network.add("p0", Role.PREFILL)
+        record = msgspec.structs.replace(foreign.record(), layout="version=1 block_size=32")
+        cluster.dispatcher.on_worker_change(WorkerSeen(record))
+        await cluster.until(lambda: "p0" in _live(cluster))
+        told = [r.getMessage() for r in caplog.records if "not paired" in r.message]
+        assert told == ["p0 is not paired: layout.block_size 32 (decode has: 16)"]
+        assert refused_for(cluster, "layout.block_size") == 1
+        stream = cluster.start("r", max_tokens=1)
+        await cluster.until(lambda: bool(decode.jobs))
+        assert decode.started[0].candidates == ()
+        decode.step()
+        await read(stream)
+
+
+def refused_for(cluster: Cluster, reason: str) -> float | None:
+    registry = CollectorRegistry()
+    registry.register(cluster.refused)
+    return registry.get_sample_value("dovetail:peers_refused_total", {"reason": reason})
 
 
 def _live(cluster: Cluster) -> set[str]:

@@ -277,6 +277,11 @@ def test_what_no_other_worker_can_help_ends_at_once() -> None:
     assert "step failed" in failed.message
 
 
+def test_a_worker_that_ends_it_for_want_of_time_says_so_a_little_late() -> None:
+    late = error(running().failed(1, "its time is over", 600.0, retriable=False))
+    assert (late.status, late.code, late.retry_after_s) == (503, "request_timeout", 1.0)
+
+
 def test_a_retriable_failure_goes_on_elsewhere_and_was_ended_there() -> None:
     state = running()
     state.updated(tokens(5), 1.0)

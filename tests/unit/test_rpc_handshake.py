@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from control_plane.rpc.handshake import difference
+from control_plane.rpc.handshake import LAYOUT_FIELDS, difference, reason_of
 from core.ids import Boot
 from core.kv_layout import KvDtype, block_major
 from core.worker_record import Hello
@@ -39,6 +39,18 @@ def test_a_layout_differs_in_a_field() -> None:
     opener = Hello("decode", "d", Boot("x"), layout=finer)
     worker = replace(WORKER, layout=made.summary())
     assert difference(opener, worker) == "layout.block_size: the opener has '8', the worker '16'"
+
+
+def test_whatever_differs_has_a_reason_of_its_own_and_a_peers_words_have_none() -> None:
+    layout = block_major(
+        model="m", num_layers=2, num_kv_heads=1, head_dim=8, block_size=16, dtype=KvDtype.BF16
+    )
+    fields = [field.partition("=")[0] for field in layout.summary().split()]
+    assert tuple(fields) == LAYOUT_FIELDS
+    for name in fields:
+        assert reason_of(f"layout.{name}: 1 here") == f"layout.{name}"
+    assert reason_of("layout.anything: x") == "other"
+    assert reason_of("") == "other"
 
 
 def test_only_workers_answer() -> None:
