@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from core.memory_region import SEAL_BYTES, seal_of
+from collections.abc import Sequence
+
+from core.memory_region import SEAL_BYTES, Run, checksum_pieces, checksum_step, seal_of
 
 
 class BytesRegion:
@@ -54,6 +56,13 @@ class BytesRegion:
     def sealed_view(self) -> memoryview:
         """Return a writable view that goes on over the seal."""
         return memoryview(self._memory)
+
+    def checksum(self, runs: Sequence[Run]) -> int:
+        """Return the CRC-32 of these bytes."""
+        checksum, view = 0, self.view()
+        for offset, num_bytes in checksum_pieces(runs):
+            checksum = checksum_step(view[offset : offset + num_bytes], checksum)
+        return checksum
 
     def fence(self) -> int:
         """Make every address that peers know a sink, keep the data, return the new generation."""

@@ -19,9 +19,10 @@ import mmap
 import os
 import sys
 import threading
+from collections.abc import Sequence
 
 from core.errors import FabricError
-from core.memory_region import SEAL_BYTES, seal_of
+from core.memory_region import SEAL_BYTES, Run, checksum_pieces, checksum_step, seal_of
 
 HUGE_PAGE_BYTES = 2 << 20
 
@@ -55,7 +56,7 @@ class HostRegion:
         self._mapped_bytes = -(-(num_bytes + SEAL_BYTES) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._generation = 0
         self._sinks: list[int] = []
-        self._lock = threading.Lock()  # between `prefault` and whatever changes the address
+        self._lock = threading.Lock()  # between whatever reads beside the owner, and a new address
         self._address = self._map_aligned(mmap.PROT_READ | mmap.PROT_WRITE)
         # EINVAL where the kernel has no huge pages: slower, and as right.
         self._libc.madvise(self._address, self._mapped_bytes, _MADV_HUGEPAGE)
@@ -95,6 +96,14 @@ class HostRegion:
     def sealed_view(self) -> memoryview:
         """Return a writable view that goes on over the seal; the rules of `view` hold."""
         return self._view(self._num_bytes + SEAL_BYTES)
+
+    def checksum(self, runs: Sequence[Run]) -> int:
+        """Return the CRC-32 of these bytes; see `MemoryRegion.checksum`."""
+        checksum = 0
+        for offset, num_bytes in checksum_pieces(runs):
+            with self._lock:
+                checksum = checksum_step(self.view()[offset : offset + num_bytes], checksum)
+        return checksum
 
     def prefault(self) -> None:
         """Back the region with pages, so that no kernel's and no peer's first write to one waits

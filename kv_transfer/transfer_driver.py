@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from kv_transfer.transfer_thread import TransferOutcome
+from kv_transfer.transfer_thread import Tag, TransferOutcome
 from kv_transfer.transport import RemoteRegion, Span, Transport
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ class TransferDriver(Protocol):
         ...
 
     def write(
-        self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
+        self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: Tag
     ) -> asyncio.Future[TransferOutcome]:
         """Post a write; the future resolves with its end."""
         ...

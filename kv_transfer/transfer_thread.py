@@ -4,8 +4,9 @@
     loop    futures, on_notification  <------  thread   one call_soon_threadsafe an iteration
 
 It polls only while a write or read is pending or an inbound handoff is open (`watch`), sleeping
-`poll_s` between rounds, longer the longer nothing happened; otherwise it blocks and takes no processor time. A poll is also
-what makes a transport progress, for no backend has a thread of its own.
+`poll_s` between rounds, longer the longer nothing happened; otherwise it blocks and takes no
+processor time. A poll is also what makes a transport progress, for no backend has a thread of its
+own.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ worker's tokens."""
 
 MAX_BACKOFF = 10
 """Sleeps grow to this many times `poll_s`."""
+
+Tag = bytes | Callable[[Transport], bytes]
+"""A write's notification, or what makes it on the transport's thread as the write is posted."""
 
 _STOPPED = "the fabric stopped"
 
@@ -161,16 +165,19 @@ class TransferThread:
         return future
 
     def write(
-        self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
+        self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: Tag
     ) -> asyncio.Future[TransferOutcome]:
         """Post a write; the future resolves with its end, and has no deadline.
 
         Cancelling the future does not cancel the write: its source blocks stay held. An exception
         in it means that nothing was posted (spans that do not match or lie outside their region).
         """
-        return self._post(
-            local, target, lambda here, there: self._transport.write(remote, here, there, tag)
-        )
+
+        def post(here: list[Span], there: list[Span]) -> TransferHandle:
+            transport = self._transport
+            return transport.write(remote, here, there, payload_of(tag, transport))
+
+        return self._post(local, target, post)
 
     def read(
         self, remote: RemoteRegion, local: Sequence[Span], source: Sequence[Span]
@@ -373,6 +380,11 @@ class TransferThread:
             return
         message = "the transfer thread failed"
         self._loop.call_exception_handler({"message": message, "exception": crash})
+
+
+def payload_of(tag: Tag, transport: Transport) -> bytes:
+    """Return what the write carries."""
+    return tag(transport) if callable(tag) else tag
 
 
 def _set_result(future: asyncio.Future[_T], result: _T) -> None:

@@ -105,6 +105,14 @@ class Transport(Protocol):
         """Forget a peer; unknown names are ignored. Proves nothing about writes under way."""
         ...
 
+    def checksum(self, spans: Sequence[Span]) -> int:
+        """Return the CRC-32 of bytes of the region registered here, one span after the other.
+
+        Raises:
+            FabricError: nothing is registered.
+        """
+        ...
+
     def write(
         self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
     ) -> TransferHandle:

@@ -116,6 +116,9 @@ class Agent:
         self._is_polling = False
         self.transport.close()
 
+    def checksum_of(self, spans: list[Span]) -> int:
+        return self.transport.checksum(spans)
+
     # --- its memory -------------------------------------------------------------------------------
 
     def fill(self, byte: int, offset: int = 0, num_bytes: int = 0) -> None:
@@ -322,6 +325,7 @@ _RESULTS: dict[str, Any] = {
 _ARGUMENTS: dict[str, Any] = {
     "add_peer": tuple[Introduction],
     "destroy_while_connecting": tuple[Introduction, int],
+    "checksum_of": tuple[list[Span]],
     "write": tuple[RemoteRegion, list[Span], list[Span], bytes],
     "read": tuple[RemoteRegion, list[Span], list[Span]],
     "put": tuple[int, bytes],

@@ -132,6 +132,17 @@ class NixlTransport:
         self._load_peer(name, metadata)
         self._peers.add(name)
 
+    def checksum(self, spans: Sequence[Span]) -> int:
+        """Return the CRC-32 of bytes of the registered region.
+
+        Raises:
+            FabricError: nothing is registered.
+        """
+        if self._region is None:
+            msg = "a checksum before register"
+            raise FabricError(msg)
+        return self._region.checksum([(span.offset, span.num_bytes) for span in spans])
+
     def remove_peer(self, name: PeerName) -> None:
         """Forget a peer."""
         if name in self._peers:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from core.errors import FabricError
 from kv_transfer.descriptors import merge_neighbours
 from kv_transfer.inprocess.model import Dice
-from kv_transfer.transfer_thread import TransferOutcome
+from kv_transfer.transfer_thread import Tag, TransferOutcome, payload_of
 from kv_transfer.transport import (
     Notification,
     Poll,
@@ -113,7 +113,7 @@ class SimTransfer:
         return future
 
     def write(
-        self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: bytes
+        self, remote: RemoteRegion, local: Sequence[Span], target: Sequence[Span], tag: Tag
     ) -> asyncio.Future[TransferOutcome]:
         """Post a write; the future resolves with its end."""
         future: asyncio.Future[TransferOutcome] = self._loop.create_future()
@@ -121,14 +121,15 @@ class SimTransfer:
         def job() -> None:
             try:
                 here, there = merge_neighbours(local, target)
-                handle = self._transport.write(remote, here, there, tag)
+                payload = payload_of(tag, self._transport)
+                handle = self._transport.write(remote, here, there, payload)
             except (ValueError, FabricError) as error:
                 failure = error
                 self._round_replies.append(lambda: _fail(future, failure))
                 return
             num_bytes = sum(span.num_bytes for span in here)
             self._pending[handle] = future, self._loop.time(), num_bytes
-            self._fabric.posted(handle, remote, here, there, tag)
+            self._fabric.posted(handle, remote, here, there, payload)
 
         self._submit(job)
         return future

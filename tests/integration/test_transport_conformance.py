@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +80,21 @@ def test_when_the_notification_is_there_so_are_the_bytes(
             if poll.state is TransferState.PENDING:  # polling is what sends the notification
                 poll = writer.poll(handle)
         assert target.checksum() == writer.checksum()
+
+
+def test_the_checksum_of_what_left_is_that_of_what_landed(pair: tuple[Any, Any]) -> None:
+    writer, target = pair
+    writer.fill(0)
+    target.fill(1)
+    writer.put(100, b"first")
+    writer.put(9000, b"second")
+    local, there = [Span(100, 5), Span(9000, 6)], [Span(70_000, 5), Span(3, 6)]
+    handle = writer.write(target.introduce().region, local, there, b"summed")
+    assert end_of(writer, handle).state is TransferState.DONE
+    wait_until(lambda: b"summed" in target.received(), "the notification")
+    assert target.checksum_of(there) == writer.checksum_of(local) == zlib.crc32(b"firstsecond")
+    target.put(5, b"!")
+    assert target.checksum_of(there) != writer.checksum_of(local)
 
 
 def test_every_write_is_notified_once(pair: tuple[Any, Any]) -> None:

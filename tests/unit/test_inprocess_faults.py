@@ -267,6 +267,8 @@ def test_calls_out_of_order_are_refused() -> None:
     with pytest.raises(FabricError, match="before register"):
         bare.metadata()
     with pytest.raises(FabricError, match="before register"):
+        bare.checksum([])
+    with pytest.raises(FabricError, match="before register"):
         bare.write(RemoteRegion(D, Boot("1"), 0, 8, 0), BLOCKS[:1], BLOCKS[:1], b"t")
 
 

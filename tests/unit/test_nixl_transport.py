@@ -140,6 +140,15 @@ def test_the_region_is_registered_with_its_seal_and_again_in_place_of_what_it_wa
     assert transport.name == NAME
 
 
+def test_a_checksum_is_of_the_registered_region(
+    agent: ScriptedAgent, transport: NixlTransport, region: HostRegion
+) -> None:
+    region.view()[8:12] = b"tail"
+    assert transport.checksum([Span(8, 4)]) == region.checksum([(8, 4)]) != 0
+    with pytest.raises(FabricError, match="before register"):
+        NixlTransport(NAME).checksum([])
+
+
 def test_a_write_is_pending_until_its_request_is_done(
     agent: ScriptedAgent, transport: NixlTransport
 ) -> None:

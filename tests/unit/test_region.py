@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,38 @@ def test_memory_is_zero_writable_and_of_the_size_asked_for(region: Region) -> No
     assert bytes(view) == bytes(NUM_BYTES)
     view[NUM_BYTES - 1] = 7
     assert region.view()[NUM_BYTES - 1] == 7
+
+
+def test_a_checksum_is_of_the_runs_in_order(region: Region) -> None:
+    view = region.view()
+    view[10:14], view[NUM_BYTES - 3 :] = b"tail", b"end"
+    end = (NUM_BYTES - 3, 3)
+    assert region.checksum([(10, 4), end]) == zlib.crc32(b"tailend")
+    assert region.checksum([end, (10, 4)]) == zlib.crc32(b"endtail")
+    whole = region.checksum([(0, NUM_BYTES)])
+    assert whole == zlib.crc32(bytes(view)), "in pieces of a MiB"
+    region.fence()
+    assert region.checksum([(0, NUM_BYTES)]) == whole
+    assert region.checksum([]) == 0
+
+
+def test_fences_under_a_checksum_change_nothing_and_a_closed_region_has_none() -> None:
+    region = HostRegion(NUM_BYTES)
+    region.view()[:] = bytes(range(256)) * (NUM_BYTES // 256)
+    wanted = region.checksum([(0, NUM_BYTES)])
+    sums: list[int] = []
+    reader = threading.Thread(
+        target=lambda: sums.extend(region.checksum([(0, NUM_BYTES)]) for _ in range(5))
+    )
+    reader.start()
+    while reader.is_alive():
+        region.fence()
+        region.release_sinks()
+    reader.join()
+    assert sums == [wanted] * 5
+    region.close()
+    with pytest.raises(FabricError, match="closed"):
+        region.checksum([(0, 1)])
 
 
 def test_a_fence_moves_the_data_and_leaves_a_sink(region: Region) -> None:

@@ -116,6 +116,21 @@ async def test_a_write_resolves_with_what_it_was() -> None:
         assert bytes(decode.region.view()[192:320]) == b"k" * 128
 
 
+async def test_a_tag_may_be_made_as_the_write_is_posted() -> None:
+    async with two_sides(in_process()) as (prefill, decode):
+        prefill.region.view()[:4] = b"tail"
+
+        def tag(transport: Transport) -> bytes:
+            assert threading.current_thread().name == "kv-transfer"
+            return str(transport.checksum([Span(0, 4)])).encode()
+
+        decode.thread.watch()
+        await soon(prefill.thread.write(decode.remote, blocks(0), blocks(1), tag))
+        arrived = await soon(decode.arrived.get())
+        assert arrived.payload == str(prefill.region.checksum([(0, 4)])).encode()
+        decode.thread.unwatch()
+
+
 async def test_a_read_resolves_with_what_it_was_and_is_counted() -> None:
     async with two_sides(in_process()) as (prefill, decode):
         decode.region.view()[:128] = b"k" * 128
