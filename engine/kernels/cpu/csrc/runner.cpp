@@ -278,21 +278,28 @@ void Runner::linear(int thread, const Op& op) {
   multiply(thread, op, from, num_rows_);
 }
 
-// Few rows: each thread its half of the weights, read in order. Many: parts are taken as threads
-// come, so that one which was interrupted does not hold up the rest.
+// Few rows: each thread its half of the weights, read in order. Many: panels are taken as threads
+// come, first many, then few, so that one which was interrupted does not hold up the rest and both
+// end together. Panels go in pairs: a gate and its up, or a tile's two.
 void Runner::multiply(int thread, const Op& op, const Activations& from, int num_rows) {
   constexpr int kManyRows = 8;
   const Activations& to = registers_[static_cast<size_t>(op.out)].get();
   const int panels = panels_of(*op.matrix);
+  const auto gemm = [&](int first, int last) {
+    kernels_.gemm(op.matrix, first, last, &from, num_rows, to.values, to.ld, op.epilogue);
+  };
   if (num_rows <= kManyRows || pool_.size() == 1) {
-    const Range range = share(thread, panels, 4);
-    kernels_.gemm(op.matrix, range.first, range.last, &from, num_rows, to.values, to.ld, op.epilogue);
+    const Range range = share(thread, panels, 2);
+    gemm(range.first, range.last);
   } else {
-    const int part = static_cast<int>(round_up(panels / (6 * pool_.size()) + 1, 4));
     auto& next = next_[&op - ops_.data()];
-    for (int first = part * next++; first < panels; first = part * next++)
-      kernels_.gemm(op.matrix, first, std::min(first + part, panels), &from, num_rows, to.values, to.ld,
-                    op.epilogue);
+    for (int first = next; first < panels;) {
+      const int part = static_cast<int>(round_up((panels - first) / (2 * pool_.size()) + 1, 2));
+      const int last = std::min(first + part, panels);
+      if (!next.compare_exchange_weak(first, last)) continue;
+      gemm(first, last);
+      first = next;
+    }
   }
   pool_.barrier();
 }
