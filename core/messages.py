@@ -1,8 +1,9 @@
 """What processes say to each other. Plain values; `control_plane.rpc` puts them into protobuf.
 
-    router -> worker (role decode or both)   StartRequest, AbortRequest
+    router -> worker (role decode or both)   StartRequest, AbortRequest, MoveRequest
+    router -> worker (any role)              DrainWorker
     worker -> router                         TokenBatch, PromptScored, PathReport, RequestRefused,
-                                             RequestFailed, WorkerLoad
+                                             RequestFailed, RequestMoved, WorkerLoad
     decode -> prefill                        PrefillAsk, SettleHandoff
     prefill -> decode                        HandoffProgress, HandoffScored, FirstTokens,
                                              HandoffRefused, HandoffFailed, HandoffSettled
@@ -62,6 +63,25 @@ class AbortRequest(msgspec.Struct, frozen=True):
     sample_index: int | None = None
 
 
+class MoveRequest(msgspec.Struct, frozen=True):
+    """Router to a worker that drains: stop this request, another worker will go on with it. The
+    answer is RequestMoved, unless it has ended meanwhile."""
+
+    request_id: RequestId
+    dispatch: int
+
+
+class DrainWorker(msgspec.Struct, frozen=True):
+    """Router to worker, an operator's order: take nothing new, finish what runs or hand it over,
+    and end.
+
+    Attributes:
+        deadline_s: after so long, what still runs is failed over to other workers.
+    """
+
+    deadline_s: float
+
+
 class TokenBatch(msgspec.Struct, frozen=True):
     """Worker to router: all tokens of one step on this stream, in one message."""
 
@@ -95,6 +115,10 @@ class WorkerLoad(msgspec.Struct, frozen=True):
         prefill_tokens_per_s, decode_step_s: smoothed measurements, None until measured.
         transfer_bytes_per_s: of outbound pushes, None until measured.
         preemptions: since boot; sequences that lost their blocks here and are computed again.
+        is_draining: it takes nothing new, and would hand over what runs.
+        path_failure: why it can move no KV, empty where it can, see `kv_transfer.paths`.
+        is_unpaired: for that reason it should be paired with nobody now.
+        fences: since boot; times the KV region was moved away from under late writes.
     """
 
     num_running: int = 0
@@ -111,6 +135,10 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     decode_step_s: float | None = None
     transfer_bytes_per_s: float | None = None
     preemptions: int = 0
+    is_draining: bool = False
+    path_failure: str = ""
+    is_unpaired: bool = False
+    fences: int = 0
 
 
 class RequestRefused(msgspec.Struct, frozen=True):
@@ -144,6 +172,19 @@ class RequestFailed(msgspec.Struct, frozen=True):
     retriable: bool
 
 
+class RequestMoved(msgspec.Struct, frozen=True):
+    """Worker to router: stopped as asked, and the last word of this dispatch. Another worker goes
+    on from the tokens so far.
+
+    Attributes:
+        has_kv: whether the prompt's KV is here for a while, for the next worker to ask for.
+    """
+
+    request_id: RequestId
+    dispatch: int
+    has_kv: bool
+
+
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):
     """`count` blocks of neighbouring ids, from `first`."""
 
@@ -174,6 +215,7 @@ class PrefillAsk(msgspec.Struct, frozen=True):
         blocks: decode's reserved blocks for prompt blocks `first_block`, `first_block + 1`, ...
         remaining_s: the time that the request has left; a try has no limit of its own, it ends
             when nothing was heard of it for `kv_transfer.try_s`.
+        verify: each write's notification is to carry a checksum of its bytes.
     """
 
     handoff: HandoffId
@@ -182,6 +224,7 @@ class PrefillAsk(msgspec.Struct, frozen=True):
     blocks: tuple[BlockRun, ...]
     region: RegionDescriptor
     remaining_s: float
+    verify: bool = False
 
 
 class SettleHandoff(msgspec.Struct, frozen=True):
@@ -245,10 +288,15 @@ class HandoffRefused(msgspec.Struct, frozen=True):
 
 class HandoffFailed(msgspec.Struct, frozen=True):
     """Prefill to decode: this attempt will not complete. Its writes are settled only by
-    HandoffSettled."""
+    HandoffSettled.
+
+    Attributes:
+        is_fabric: its writes are why.
+    """
 
     handoff: HandoffId
     message: str
+    is_fabric: bool = False
 
 
 class HandoffSettled(msgspec.Struct, frozen=True):
@@ -257,9 +305,16 @@ class HandoffSettled(msgspec.Struct, frozen=True):
     handoff: HandoffId
 
 
-RouterToWorker = StartRequest | AbortRequest
+RouterToWorker = StartRequest | AbortRequest | MoveRequest
+WorkerOrder = DrainWorker
 WorkerToRouter = (
-    TokenBatch | PromptScored | PathReport | RequestRefused | RequestFailed | WorkerLoad
+    TokenBatch
+    | PromptScored
+    | PathReport
+    | RequestRefused
+    | RequestFailed
+    | RequestMoved
+    | WorkerLoad
 )
 DecodeToPrefill = PrefillAsk | SettleHandoff
 PrefillToDecode = (
@@ -276,6 +331,7 @@ class WriteNotification(msgspec.Struct, frozen=True, array_like=True):
         first_block, num_blocks: range of prompt blocks that this write brought.
         transport: what the writer saw its writes go over so far ("ucx (cma)"), or empty; a target
             cannot see it.
+        checksum: CRC-32 of its bytes, where the ask wanted one.
     """
 
     handoff: HandoffId
@@ -286,3 +342,4 @@ class WriteNotification(msgspec.Struct, frozen=True, array_like=True):
     first_block: int
     num_blocks: int
     transport: str = ""
+    checksum: int | None = None

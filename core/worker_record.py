@@ -8,9 +8,9 @@ import msgspec
 
 from core.ids import Boot, WorkerId
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of the gRPC messages; 1: first; 2: log-probabilities of prompts, which an older worker
-would leave out."""
+would leave out; 3: orders to drain, and requests that move, which an older peer does not know."""
 
 
 class Role(enum.StrEnum):
@@ -34,6 +34,7 @@ class WorkerRecord(msgspec.Struct, frozen=True):
         numerics: id of kernels, instruction set, dtypes, TP size; equal ids promise equal tokens.
         max_model_len: tokens of prompt and output together that it can hold.
         transport: what the fabric uses ("nixl/ucx (cma)"), for people.
+        is_draining: it takes nothing new.
     """
 
     worker_id: WorkerId
@@ -54,6 +55,7 @@ class WorkerRecord(msgspec.Struct, frozen=True):
     transport: str
     pid: int
     protocol: int = PROTOCOL_VERSION
+    is_draining: bool = False
 
 
 class Hello(msgspec.Struct, frozen=True):

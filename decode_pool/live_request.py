@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from control_plane.rpc.interface import Stream
-from core.ids import RequestId
-from core.lifetime import Duration, Lifetime, PrefillDecision, RequestTrace
-from core.messages import FirstTokens, StartRequest
+from core.ids import Boot, RequestId
+from core.lifetime import Duration, Lifetime, PrefillDecision, RequestTrace, Stamp
+from core.messages import FirstTokens, PrefillAsk, StartRequest
 from kv_transfer.handoff.decode_side import DecodeSide, Phase
 
 
@@ -76,6 +76,7 @@ class LiveRequest:
         next_scored: the prompt token whose log-probability is to be sent next.
         reported: the trace as the router knows it.
         is_preempted: a sample lost its blocks, and no token came since.
+        asked, asked_of: the last ask, and the life of the worker that it went to.
     """
 
     start: StartRequest
@@ -91,6 +92,8 @@ class LiveRequest:
     finished: set[int] = field(default_factory=set)
     reported: RequestTrace | None = None
     is_preempted: bool = False
+    asked: PrefillAsk | None = None
+    asked_of: Boot | None = None
 
     @property
     def request_id(self) -> RequestId:
@@ -106,6 +109,12 @@ class LiveRequest:
     def is_handing_off(self) -> bool:
         """Whether its handoff is not over."""
         return self.side is not None and self.side.phase is not Phase.ENDED
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether the KV of its prompt is whole, and here."""
+        stamps = (Stamp.JOINED, Stamp.PREFILL_FINISHED)
+        return self.state is RequestState.RUNNING and any(map(self.lifetime.at, stamps))
 
     def trace(self, worker: str, block_size: int, block_bytes: int) -> RequestTrace:
         """Return the path so far."""

@@ -52,6 +52,11 @@ class DecodeCollector(Collector):
             "dovetail:quarantine_seconds", "Seconds attempts were quarantined", stats.quarantine_s
         )
         yield CounterMetricFamily("dovetail:fences", "Times the region was fenced", stats.fences)
+        yield CounterMetricFamily(
+            "dovetail:corrupt_writes",
+            "KV writes whose bytes were not those that left (kv_transfer.verify)",
+            stats.corrupt_writes,
+        )
 
 
 def _by_label(

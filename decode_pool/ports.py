@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +49,9 @@ class DecodePorts:
         on_preempted: records a preempted request in the control plane.
         on_resumed: it runs again, or is over.
         on_transport: hears what its peers' writes come over ("ucx (cma)") when they tell.
+        on_moved: a request was stopped here with its prompt's KV in the cache, and its next worker
+            may ask for that.
+        without_writes: entered while the region moves: a write that read it then would send zeros.
     """
 
     engine: EngineDriver
@@ -58,3 +62,5 @@ class DecodePorts:
     on_preempted: Callable[[RequestId], None]
     on_resumed: Callable[[RequestId], None]
     on_transport: Callable[[str], None] | None = None
+    on_moved: Callable[[RequestId], None] | None = None
+    without_writes: Callable[[], AbstractAsyncContextManager[None]] = nullcontext

@@ -38,11 +38,13 @@ from core.request import PromptLogprobs
 from decode_pool.live_request import LiveRequest, RequestState
 from decode_pool.prefill_peers import PrefillPeers
 from decode_pool.stats import EXPOSED_BUCKETS_S, Histogram
+from decode_pool.verification import Verification
 from engine.engine_driver import EngineDriver
 from engine.events import Reserved
 from engine.interface import EngineApi
 from kv_transfer.handoff import decode_messages as d
 from kv_transfer.handoff import decode_side, quarantine
+from kv_transfer.paths import Paths
 from kv_transfer.transfer_driver import TransferDriver
 
 _log = logging.getLogger(__name__)
@@ -92,6 +94,10 @@ class Receiving:
         on_joined: called on the loop with the engine's answer to a join; has `joined` called.
         start_fence: moves the region, registers it again, and has `region_ready` called.
         release_sinks: unmaps what fences left behind.
+        verification: has `summed` called; None where what lands is trusted.
+
+    Attributes:
+        paths: what is known of the fabric from what comes.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only wiring, called once
@@ -105,6 +111,7 @@ class Receiving:
         on_joined: OnAnswer,
         start_fence: Callable[[], object],
         release_sinks: Callable[[], None],
+        verification: Verification | None,
         quarantine_s: float,
         clock: Clock,
     ) -> None:
@@ -116,6 +123,7 @@ class Receiving:
         self._on_joined = on_joined
         self._start_fence = start_fence
         self._release_sinks = release_sinks
+        self._verification = verification
         self._clock = clock
         self._quarantine = quarantine.Quarantine(quarantine_s, generation=region.generation)
         self._deferred: list[Reserved] = []
@@ -125,6 +133,8 @@ class Receiving:
         self.exposed = Histogram(EXPOSED_BUCKETS_S)
         self.quarantine_s = 0.0
         self.num_fences = 0
+        self.num_corrupt = 0
+        self.paths = Paths()
 
     @property
     def num_quarantined(self) -> int:
@@ -143,8 +153,8 @@ class Receiving:
         if self._quarantine.is_fencing:
             self._deferred.append(event)
             return
-        live = self._owner.find(event.handoff)
-        if live is None or live.side is None or live.side.handoff != event.handoff:
+        live = self._current(event.handoff)
+        if live is None:
             return
         live.state = RequestState.RECEIVING
         live.path.blocks_reused_decode = event.num_cached_blocks
@@ -167,13 +177,15 @@ class Receiving:
         if isinstance(message, HandoffScored):
             self._scored(message)
             return
+        if isinstance(message, HandoffFailed) and message.is_fabric:
+            self._failed(message)
         self._peer_event(message)
 
     def _scored(self, message: HandoffScored) -> None:
         """Of the current attempt; another's may come too late, behind the first tokens."""
         handoff = message.handoff
-        live = self._owner.find(handoff)
-        if live is None or live.side is None or live.side.handoff != handoff:
+        live = self._current(handoff)
+        if live is None:
             return
         if message.logprobs.start > live.next_scored:
             self.advance(live, HandoffFailed(handoff, "a gap in the prompt's log-probabilities"))
@@ -182,8 +194,46 @@ class Receiving:
         self.advance(live, d.AttemptAlive(handoff))
 
     def landed(self, write: WriteNotification) -> None:
-        """A write's notification."""
-        self._peer_event(write)
+        """A write's notification; where that is wanted, its bytes are checked before it counts."""
+        live = self._current(write.handoff)
+        if live is None:
+            return
+        if self._verification is not None and live.asked is not None:
+            self._verification.begin(live.asked, write)
+        else:
+            self._arrived(live, write)
+
+    def summed(self, write: WriteNotification, future: asyncio.Future[int]) -> None:
+        """The checksum of what a write brought; of no meaning once its attempt is over."""
+        live = self._current(write.handoff)
+        if live is None:
+            return
+        if future.result() == write.checksum:
+            self._arrived(live, write)
+            return
+        self.num_corrupt += 1
+        end = write.first_block + write.num_blocks - 1
+        extra = {"request_id": live.request_id}
+        text = "%s: prompt blocks %d to %d are not as they left"
+        _log.error(text, write.handoff, write.first_block, end, extra=extra)
+        failed = HandoffFailed(write.handoff, "a write was corrupted on its way", is_fabric=True)
+        self._failed(failed)
+        self.advance(live, failed)
+
+    def _arrived(self, live: LiveRequest, write: WriteNotification) -> None:
+        self.paths.worked(write.source)
+        self.advance(live, write)
+
+    def _failed(self, message: HandoffFailed) -> None:
+        live = self._current(message.handoff)
+        if live is not None and live.asked_of is not None:
+            self.paths.failed(live.asked_of, message.message, self._clock.now())
+
+    def _current(self, handoff: HandoffId) -> LiveRequest | None:
+        """Return the request whose current attempt this is."""
+        live = self._owner.find(handoff)
+        is_current = live is not None and live.side is not None and live.side.handoff == handoff
+        return live if is_current else None
 
     def peer_opened(self, stream: Stream[Any]) -> None:
         """A prefill worker is reachable: send what waited, and ask again for what is unsettled."""
@@ -204,6 +254,7 @@ class Receiving:
 
     def peer_closed(self, stream: Stream[Any], reason: str) -> None:
         """A stream to a prefill worker is gone."""
+        self.paths.forget(stream.peer.boot)
         if self._peers.closed(stream):
             self._tell_all(d.PeerLost(stream.peer.boot, f"stream lost: {reason}"))
             self._bury_the_replaced()
@@ -220,6 +271,11 @@ class Receiving:
         deferred, self._deferred = self._deferred, []
         for event in deferred:
             self.reserved(event)
+
+    def region_described(self, region: RegionDescriptor) -> None:
+        """The fabric's agent is another one. A fence under way will describe the region, too."""
+        if region.generation == self._region.generation:
+            self._region = region
 
     def joined(self, live: LiveRequest, future: asyncio.Future[None]) -> None:
         """The engine runs a request whose KV came; an exception of it is this task's."""
@@ -310,7 +366,9 @@ class Receiving:
             blocks=effect.blocks,
             region=self._region,
             remaining_s=effect.remaining_s,
+            verify=self._verification is not None,
         )
+        live.asked, live.asked_of = ask, effect.candidate.boot
         unreachable = self._peers.ask(effect.candidate, ask)
         if unreachable is not None:
             self.advance(live, d.AskUndelivered(effect.handoff, unreachable))
@@ -345,9 +403,17 @@ class Receiving:
         self.outcomes[effect.outcome] += 1
         if effect.outcome not in _NOTHING_LOST:
             live.path.attempt_lost()
+        self._suspect_the_fabric(live, effect)
         if effect.outcome is not d.AttemptOutcome.COMPLETED:
             extra = {"request_id": live.request_id}
             _log.info("%s %s: %s", effect.handoff, effect.outcome, effect.reason, extra=extra)
+
+    def _suspect_the_fabric(self, live: LiveRequest, effect: d.AttemptEnded) -> None:
+        """A prompt was computed, its tokens are here, and its KV does not come."""
+        now = self._clock.now()
+        is_late = effect.outcome is d.AttemptOutcome.TIMED_OUT and now < live.deadline
+        if is_late and live.path.first_tokens is not None and live.asked_of is not None:
+            self.paths.failed(live.asked_of, f"KV does not come: {effect.reason}", now)
 
     # --- quarantine -------------------------------------------------------------------------
 

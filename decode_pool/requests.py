@@ -28,9 +28,11 @@ from core.ids import Attempt, HandoffId, RequestId
 from core.lifetime import PrefillDecision, Stamp
 from core.messages import (
     AbortRequest,
+    MoveRequest,
     PathReport,
     PromptScored,
     RequestFailed,
+    RequestMoved,
     RequestRefused,
     StartRequest,
     WorkerLoad,
@@ -96,6 +98,11 @@ class Requests:
         return len(self._live)
 
     @property
+    def num_open(self) -> int:
+        """Requests in flight, and attempts whose blocks a late write may reach."""
+        return len(self._live) + self.receiving.num_quarantined
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing here has a deadline."""
         return not self._live and not self.receiving.is_settling
@@ -159,6 +166,26 @@ class Requests:
             self._engine.post(lambda engine: engine.abort(live.engine_id, sample_index))
             self.receiving.advance(live, d.SampleAborted(sample_index))
             self.end_if_over(live)
+
+    def move(self, message: MoveRequest) -> None:
+        """Stop a request that another worker will go on with; nothing of it follows."""
+        live = self._live.get(message.request_id)
+        if live is None or live.start.dispatch != message.dispatch or live.is_finished:
+            return
+        has_kv = live.has_kv
+        self._end(live)
+        if has_kv and self._ports.on_moved is not None:
+            self._ports.on_moved(live.request_id)
+        moved = RequestMoved(live.request_id, message.dispatch, has_kv)
+        self._outbox.send(live.stream, moved)
+        _log.info("moved away", extra={"request_id": live.request_id})
+
+    def fail_over(self, message: str) -> None:
+        """End all that is left, for routers to go on with elsewhere."""
+        for live in list(self._live.values()):
+            self._end(live)
+            failed = RequestFailed(live.request_id, live.start.dispatch, message, retriable=True)
+            self._outbox.send(live.stream, failed)
 
     def router_closed(self, stream: Stream[Any]) -> None:
         """Nobody hears the tokens of this stream's requests any more: end them."""
@@ -263,6 +290,7 @@ class Requests:
             quarantined_attempts=self.receiving.num_quarantined,
             quarantine_s=self.receiving.quarantine_s,
             fences=self.receiving.num_fences,
+            corrupt_writes=self.receiving.num_corrupt,
         )
 
     # --- receiving.Owner --------------------------------------------------------------------
@@ -327,19 +355,21 @@ class Requests:
     def _new(self, stream: Stream[Any], message: StartRequest) -> LiveRequest:
         now = self._clock.now()
         request = message.request
-        is_colocated = self._record.role is Role.BOTH
-        decision = PrefillDecision.DISAGGREGATED if message.candidates else PrefillDecision.LOCAL
+        alone = (
+            PrefillDecision.COLOCATED if self._record.role is Role.BOTH else PrefillDecision.LOCAL
+        )
+        decision = PrefillDecision.DISAGGREGATED if message.candidates else alone
         outputs = request.outputs or ((),) * request.sampling.n
         live = LiveRequest(
             start=message,
             stream=stream,
             engine_id=engine_id_of(message),
             deadline=now + message.remaining_s,
-            path=TracePath(PrefillDecision.COLOCATED if is_colocated else decision),
+            path=TracePath(decision),
             next_index=[len(tokens) for tokens in outputs],
         )
         live.lifetime.stamp(Stamp.RECEIVED, now)
-        if live.path.decision is PrefillDecision.DISAGGREGATED:
+        if decision is PrefillDecision.DISAGGREGATED:
             terms = DecodeTerms(
                 boot=self._record.boot,
                 block_size=self._record.block_size,
@@ -395,7 +425,9 @@ class Requests:
         """The router should believe at once that this worker is full, not with a heartbeat."""
         refused = RequestRefused(live.request_id, live.start.dispatch, reason, text)
         loaded = self._engine.call(lambda engine: load_of(engine.stats()))
-        loaded.add_done_callback(partial(_send_refused, live.stream, refused))
+        is_draining = self._refusing == "draining"
+        sent = partial(_send_refused, live.stream, refused, is_draining=is_draining)
+        loaded.add_done_callback(sent)
 
     def _end(self, live: LiveRequest) -> None:
         """End it everywhere, and say nothing."""
@@ -412,7 +444,12 @@ class Requests:
 
 
 def _send_refused(
-    stream: Stream[Any], refused: RequestRefused, loaded: asyncio.Future[WorkerLoad]
+    stream: Stream[Any],
+    refused: RequestRefused,
+    loaded: asyncio.Future[WorkerLoad],
+    *,
+    is_draining: bool,
 ) -> None:
-    is_known = not loaded.cancelled() and loaded.exception() is None
-    stream.send(replace(refused, load=loaded.result()) if is_known else refused)
+    if not loaded.cancelled() and loaded.exception() is None:
+        refused = replace(refused, load=replace(loaded.result(), is_draining=is_draining))
+    stream.send(refused)

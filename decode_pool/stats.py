@@ -41,6 +41,7 @@ class DecodeStats(msgspec.Struct, frozen=True):
         exposed_transfer: from first token received to KV complete, see `Histogram.snapshot`.
         quarantined_attempts: gauge.
         quarantine_s: seconds that attempts spent in quarantine, summed.
+        corrupt_writes: whose bytes were not those that left.
     """
 
     requests_by_state: dict[RequestState, int]
@@ -50,3 +51,4 @@ class DecodeStats(msgspec.Struct, frozen=True):
     quarantined_attempts: int
     quarantine_s: float
     fences: int
+    corrupt_writes: int = 0

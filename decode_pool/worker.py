@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from control_plane.rpc.inbox import Inbox
 from control_plane.rpc.interface import Stream
@@ -21,6 +22,8 @@ from core.clock import Clock
 from core.config import Config
 from core.ids import Boot
 from core.messages import (
+    AbortRequest,
+    MoveRequest,
     PrefillToDecode,
     RegionDescriptor,
     RouterToWorker,
@@ -36,9 +39,11 @@ from decode_pool.receiving import Owner, Receiving
 from decode_pool.requests import Requests
 from decode_pool.stats import DecodeStats
 from decode_pool.token_outbox import TokenOutbox
+from decode_pool.verification import Verification
 from engine.events import Event
 from engine.interface import EngineApi
 from engine.load import load_of
+from kv_transfer.paths import with_paths
 from kv_transfer.transport import Notification
 from kv_transfer.transports_seen import TransportsSeen
 
@@ -69,7 +74,9 @@ class DecodeWorker:
         self._ports: DecodePorts | None = None
         self._routers: set[Stream[Any]] = set()
         self._load: WorkerLoad | None = None
+        self._is_draining = False
         self._transports = TransportsSeen()
+        self._has_new_agent = asyncio.Event()
 
     # --- StreamListener: routers ------------------------------------------------------------
 
@@ -80,11 +87,16 @@ class DecodeWorker:
             stream.send(self._load)
 
     def on_message(self, stream: Stream[Any], message: RouterToWorker) -> None:
-        """A start or an abort."""
-        if isinstance(message, StartRequest):
-            self._inbox.put(lambda requests: requests.start(stream, message, self._on_added))
-        else:
-            self._inbox.put(lambda requests: requests.abort(message))
+        """A start, an abort or a move."""
+        match message:
+            case StartRequest():
+                self._inbox.put(lambda requests: requests.start(stream, message, self._on_added))
+            case AbortRequest():
+                self._inbox.put(lambda requests: requests.abort(message))
+            case MoveRequest():
+                self._inbox.put(lambda requests: requests.move(message))
+            case _:
+                assert_never(message)
 
     def on_suspect(self, stream: Stream[Any], *, suspect: bool) -> None:
         """A silent router may come back; its requests go on until its stream closes."""
@@ -129,9 +141,31 @@ class DecodeWorker:
         """Requests in flight here."""
         return 0 if self._requests is None else len(self._requests)
 
+    @property
+    def num_open(self) -> int:
+        """Requests in flight here, and attempts whose blocks a late write may reach."""
+        return 0 if self._requests is None else self._requests.num_open
+
+    @property
+    def path_failure(self) -> str:
+        """Why no KV comes from anybody, see `kv_transfer.paths`; empty where it does."""
+        return "" if self._requests is None else self._requests.receiving.paths.failure
+
     def refuse(self, reason: str) -> None:
-        """Take no new request from now on: "draining" or "wrong_role"."""
+        """Take no new request from now on: "draining" or "wrong_role"; "" takes them again. Routers
+        hear at once that it drains."""
         self._inbox.put(lambda requests: requests.refuse(reason))
+        self._is_draining = reason == "draining"
+        if self._load is not None:
+            self._tell_routers(self._load)
+
+    def fail_over(self, message: str) -> None:
+        """End what is left, for routers to go on with elsewhere."""
+        self._inbox.put(lambda requests: requests.fail_over(message))
+
+    def renewed(self) -> None:
+        """The fabric's agent was renewed: asks must carry the new one's address."""
+        self._has_new_agent.set()
 
     def stats(self) -> DecodeStats | None:
         """Return gauges and counters, None before `run`."""
@@ -159,6 +193,7 @@ class DecodeWorker:
                 self._clock,
             )
             group.create_task(self._tick())
+            group.create_task(self._describe_new_agents(ports))
             group.create_task(self._tell_load(requests, ports))
             try:
                 while True:
@@ -193,9 +228,18 @@ class DecodeWorker:
             on_joined=self._on_joined,
             start_fence=lambda: group.create_task(self._fence(ports)),
             release_sinks=lambda: ports.engine.post(lambda _: ports.region.release_sinks()),
+            verification=self._verification(ports),
             quarantine_s=self._config.kv_transfer.quarantine_s,
             clock=self._clock,
         )
+
+    def _verification(self, ports: DecodePorts) -> Verification | None:
+        if not self._config.kv_transfer.verify:
+            return None
+        return Verification(ports.fabric, self._record.block_bytes, self._on_summed)
+
+    def _on_summed(self, write: WriteNotification, future: asyncio.Future[int]) -> None:
+        self._inbox.put(lambda requests: requests.receiving.summed(write, future))
 
     def _on_unreachable(self, boot: Boot, reason: str) -> None:
         self._inbox.put(lambda requests: requests.receiving.peer_unreachable(boot, reason))
@@ -220,11 +264,19 @@ class DecodeWorker:
             engine.settle()
             ports.region.fence()
 
-        await ports.engine.call(move)
-        await ports.fabric.call(lambda transport: transport.register(ports.region))
+        async with ports.without_writes():
+            await ports.engine.call(move)
+            await ports.fabric.call(lambda transport: transport.register(ports.region))
         region = await self._describe_region(ports)
         _log.warning("fenced the KV region: generation %d", region.generation)
         self._inbox.put(lambda requests: requests.receiving.region_ready(region))
+
+    async def _describe_new_agents(self, ports: DecodePorts) -> None:
+        while True:
+            await self._has_new_agent.wait()
+            self._has_new_agent.clear()
+            region = await self._describe_region(ports)
+            self._inbox.put(partial(_describe, region=region))
 
     async def _tick(self) -> None:
         while True:
@@ -236,10 +288,19 @@ class DecodeWorker:
         while True:
             stats = await ports.engine.call(lambda engine: engine.stats())
             requests.receiving.is_starving = requests.is_starving(stats)
-            self._load = load_of(stats)
-            for stream in self._routers:
-                stream.send(self._load)
+            receiving = requests.receiving
+            load = replace(load_of(stats), fences=receiving.num_fences)
+            self._tell_routers(with_paths(load, receiving.paths, self._clock.now()))
             await self._reports.next(is_idle=requests.is_idle)
+
+    def _tell_routers(self, load: WorkerLoad) -> None:
+        self._load = replace(load, is_draining=self._is_draining)
+        for stream in self._routers:
+            stream.send(self._load)
+
+
+def _describe(requests: Requests, *, region: RegionDescriptor) -> None:
+    requests.receiving.region_described(region)
 
 
 class _PrefillListener:

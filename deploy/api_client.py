@@ -131,6 +131,16 @@ class ApiClient:
         with self._request("GET", path, None, {}) as response:
             return self._decode(response.read(), wanted)
 
+    def post(self, path: str, body: Mapping[str, Any]) -> None:
+        """Send JSON to `path`; its answer says no more than that it was taken.
+
+        Raises:
+            Unreachable, ApiRefusal: one line each.
+        """
+        data = msgspec.json.encode(body)
+        with self._request("POST", path, data, {"content-type": "application/json"}) as response:
+            response.read()
+
     def model(self) -> str:
         """Return the name of the served model."""
         models = self.get("/v1/models", _Models).data

@@ -1,4 +1,6 @@
-"""When a process ends: at its first SIGTERM or SIGINT, or as soon as one of its parts fails.
+"""When a process ends: at the first SIGTERM, SIGINT or SIGHUP, or once one of its parts fails.
+
+SIGINT and SIGHUP (the launcher's) ask it to hurry, too, also where it is ending already.
 
 A process that lost a part but lives on is the worst of its failures: its entry and its port say
 that it serves. One that ends with what went wrong is started again, and its peers go on without it.
@@ -17,18 +19,29 @@ _log = logging.getLogger(__name__)
 
 class ProcessEnd:
     """The end of this process, awaited by one and brought about by many. Make it on the running
-    loop, once."""
+    loop, once.
+
+    Attributes:
+        is_hurried: whether it should not wait for what takes long.
+    """
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = loop.create_future()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        self.is_hurried = False
+        loop.add_signal_handler(signal.SIGTERM, self.stop)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self.hurry)
 
     def stop(self) -> None:
         """End it in order; not an error."""
         if not self._end.done():
             self._end.set_result(None)
+
+    def hurry(self) -> None:
+        """End it in order, and soon: nobody is there to go on with what it does."""
+        self.is_hurried = True
+        self.stop()
 
     def fail(self, error: BaseException) -> None:
         """End it with `error`: an `on_failure` for whatever runs in the background."""

@@ -46,11 +46,16 @@ from kv_transfer.handoff import prefill_side
 from kv_transfer.handoff.agent_renewal import is_renewal_due
 from kv_transfer.handoff.prefill_side import PrefillSide, PrefillTerms
 from kv_transfer.handoff.tombstones import Tombstones
+from kv_transfer.paths import Paths
 from kv_transfer.transport import Poll, TransferState
 from prefill_pool.pusher import Pusher
 from prefill_pool.stats import PrefillStats
 
 _log = logging.getLogger(__name__)
+
+EXPECTED_S = 3.0
+"""How long a request that moved away is waited for. Its next worker asks once it has blocks for it;
+one that comes later, or never, computes the prompt itself or asks another."""
 
 Later = Callable[[Callable[["Attempts"], None]], None]
 """Have the worker's task call a function of the attempts."""
@@ -71,6 +76,10 @@ class Attempts:
         later: called from callbacks on the loop.
         on_cache_changed: the cache ledger's writer.
         quarantine_s: patience with writes that do not end, see `is_renewal_due`.
+
+    Attributes:
+        paths: what its writes tell of the fabric.
+        busy: set while there is something to do.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only wiring, called once
@@ -97,7 +106,9 @@ class Attempts:
         self._tombstones = Tombstones()
         self._outcomes = Counter(dict.fromkeys(p.AttemptOutcome, 0))
         self._num_renewals = 0
+        self._expected: dict[RequestId, float] = {}
         self._engine_at = clock.now()
+        self.paths = Paths()
         self.busy = asyncio.Event()
 
     def __len__(self) -> int:
@@ -106,6 +117,17 @@ class Attempts:
     def refuse(self, reason: str) -> None:
         """Take no new ask from now on ("draining", "wrong_role"); "" takes them again."""
         self._terms = replace(self._terms, refusing=reason)
+
+    def expect(self, request_id: RequestId) -> None:
+        """A request that ran here goes on elsewhere: take one ask of it, for what the cache holds,
+        though no other is taken."""
+        self._expected[request_id] = self._clock.now() + EXPECTED_S
+        self.busy.set()
+
+    @property
+    def num_expected(self) -> int:
+        """Requests that ran here and may yet be asked for."""
+        return len(self._expected)
 
     # --- the decode worker says -------------------------------------------------------------
 
@@ -124,7 +146,7 @@ class Attempts:
             return
         is_settled = handoff in self._tombstones
         now = self._clock.now()
-        side, effects = prefill_side.receive(ask, self._terms, now, is_settled=is_settled)
+        side, effects = prefill_side.receive(ask, self._terms_for(ask), now, is_settled=is_settled)
         if side is None:
             for effect in effects:
                 self._refused(stream, effect)
@@ -134,10 +156,14 @@ class Attempts:
         attempt = _Attempt(side, RequestId(str(handoff)), stream)
         self._attempts[handoff] = attempt
         self._handoffs[attempt.engine_id] = handoff
-        if not self.busy.is_set():
+        if len(self._attempts) == 1:
             self._engine_at = now  # it had nothing to do
-            self.busy.set()
+        self.busy.set()
         self._do_all(attempt, effects)
+
+    def _terms_for(self, ask: PrefillAsk) -> PrefillTerms:
+        is_expected = self._expected.pop(ask.handoff.request_id, None) is not None
+        return replace(self._terms, refusing="") if is_expected else self._terms
 
     def settle(self, stream: Stream[Any], handoff: HandoffId) -> None:
         """End an attempt; answer once nothing of it can land any more."""
@@ -164,6 +190,7 @@ class Attempts:
         asks = (attempt.side.ask for attempt in self._attempts.values())
         if not is_here and not any(ask.region.boot == boot for ask in asks):
             self._pusher.forget(worker_id, boot)
+            self.paths.forget(boot)
 
     # --- the engine says --------------------------------------------------------------------
 
@@ -207,7 +234,11 @@ class Attempts:
 
     def tick(self) -> None:
         """Let deadlines pass."""
-        self._tombstones.expire(self._clock.now())
+        now = self._clock.now()
+        self._tombstones.expire(now)
+        for request_id in [name for name, until in self._expected.items() if now >= until]:
+            del self._expected[request_id]
+        self._rest_if_idle()
         for attempt in list(self._attempts.values()):
             self._advance(attempt, p.Tick())
 
@@ -274,7 +305,7 @@ class Attempts:
                 on_end = partial(self._on_write_end, attempt, effect.number)
                 self._pusher.push(attempt.side.ask, effect, on_end)
             case p.Tell():
-                attempt.stream.send(effect.message)
+                self._tell(attempt, effect)
             case p.StopComputing():
                 self._engine.post(lambda engine: engine.abort(engine_id))
             case p.Release():
@@ -283,6 +314,12 @@ class Attempts:
                 self._forget(attempt, effect)
             case _:
                 assert_never(effect)
+
+    def _tell(self, attempt: _Attempt, effect: p.Tell) -> None:
+        message = effect.message
+        if isinstance(message, HandoffFailed) and message.is_fabric:
+            self.paths.failed(attempt.side.ask.region.boot, message.message, self._clock.now())
+        attempt.stream.send(message)
 
     def _compute(self, attempt: _Attempt, effect: p.Compute) -> None:
         request = replace(effect.request, request_id=attempt.engine_id)
@@ -305,7 +342,14 @@ class Attempts:
 
     def _on_write_end(self, attempt: _Attempt, number: int, end: Poll) -> None:
         event = _write_event(number, end)
-        self._later(lambda attempts: attempts._advance(attempt, event))
+        self._later(lambda attempts: attempts._written(attempt, event))
+
+    def _written(
+        self, attempt: _Attempt, event: p.WriteDone | p.WriteFailed | p.WriteRefused
+    ) -> None:
+        if isinstance(event, p.WriteDone):
+            self.paths.worked(attempt.side.ask.region.boot)
+        self._advance(attempt, event)
 
     def _refused(self, stream: Stream[Any], effect: p.Effect) -> None:
         match effect:
@@ -328,7 +372,10 @@ class Attempts:
             _log.warning("handoff %s failed: a write did", effect.handoff, extra=extra)
         region = attempt.side.ask.region
         self._close_unless_in_use(region.worker_id, region.boot)
-        if not self._attempts:
+        self._rest_if_idle()
+
+    def _rest_if_idle(self) -> None:
+        if not self._attempts and not self._expected:
             self.busy.clear()
 
 

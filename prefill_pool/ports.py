@@ -25,6 +25,7 @@ class PrefillPorts:
             let go of blocks; called on the fabric's thread.
         on_cache_changed: the cache ledger's writer.
         on_transport: hears what the fabric's writes go over ("ucx (cma)") when it becomes known.
+        on_renewed: the agent is a fresh one, whose address those who write here must learn.
     """
 
     engine: EngineDriver
@@ -33,3 +34,4 @@ class PrefillPorts:
     new_transport: Callable[[], Transport]
     on_cache_changed: Callable[[CacheChanged], None]
     on_transport: Callable[[str], None] | None = None
+    on_renewed: Callable[[], None] | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,11 +20,11 @@ import msgspec
 
 from core.ids import Boot
 from core.messages import PrefillAsk, RegionDescriptor, WriteNotification
-from kv_transfer.descriptors import paired_spans
+from kv_transfer.descriptors import paired_spans, spans_of
 from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.transfer_driver import TransferDriver
-from kv_transfer.transfer_thread import TransferOutcome
-from kv_transfer.transport import PeerName, Poll, RemoteRegion, TransferState, Transport
+from kv_transfer.transfer_thread import Tag, TransferOutcome
+from kv_transfer.transport import PeerName, Poll, RemoteRegion, Span, TransferState, Transport
 from kv_transfer.transports_seen import TransportsSeen
 
 _RANK_PAIR = (0, 0)
@@ -95,6 +95,10 @@ class Pusher:
         self._peers: dict[PeerName, _Peer] = {}
         self._on_transport = on_transport
         self._transports = TransportsSeen()
+        self._num_pending = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._held: list[tuple[PrefillAsk, Push, OnEnd]] | None = None
         self.num_blocks = 0
         self.num_bytes = 0
         self.num_failed = 0
@@ -107,6 +111,9 @@ class Pusher:
 
     def push(self, ask: PrefillAsk, push: Push, on_end: OnEnd) -> None:
         """Post one write; `on_end` is called on the loop, and nothing is posted twice."""
+        if self._held is not None:
+            self._held.append((ask, push, on_end))
+            return
         region = ask.region
         peer = self._learn(region)
         remote = RemoteRegion(
@@ -127,10 +134,15 @@ class Pusher:
             num_blocks=len(push.targets),
             transport=self.transport,
         )
-        written = self._fabric.write(remote, local, target, msgspec.msgpack.encode(tag))
+        payload: Tag = msgspec.msgpack.encode(tag)
+        if ask.verify:
+            payload = partial(_summed, tag, spans_of(push.sources, region.block_bytes))
+        written = self._fabric.write(remote, local, target, payload)
         # Before it is connected, a write's time is that of connecting, too.
         posted = _Posted(remote.peer, peer, len(push.targets), on_end, is_telling=peer.is_connected)
         peer.num_pending += 1
+        self._num_pending += 1
+        self._quiet.clear()
         written.add_done_callback(partial(self._ended, posted))
 
     def forget(self, worker_id: str, boot: Boot) -> None:
@@ -141,6 +153,28 @@ class Pusher:
         if peer is not None:
             assert not peer.num_pending, f"{name} is forgotten under a write"
             self._remove(name)
+
+    def hold(self) -> None:
+        """Post nothing until `resume`."""
+        assert self._held is None, "held already"
+        self._held = []
+
+    def refuse_held(self, reason: str) -> None:
+        """Give up what waits: it was not posted, and its attempts go on without this worker."""
+        assert self._held is not None, "nothing is held"
+        held, self._held = self._held, []
+        for _, _, on_end in held:
+            on_end(Poll(TransferState.REFUSED, reason))
+
+    def resume(self) -> None:
+        """Post what waited."""
+        held, self._held = self._held or [], None
+        for ask, push, on_end in held:
+            self.push(ask, push, on_end)
+
+    async def quiet(self) -> None:
+        """Return once no write is under way."""
+        await self._quiet.wait()
 
     async def renew(self, make: Callable[[], Transport]) -> None:
         """Destroy the agent and go on with a new one; writes pushed from now on are the new one's.
@@ -168,6 +202,9 @@ class Pusher:
             _log.warning("the fabric does not take %s: %s", name, error)
 
     def _ended(self, posted: _Posted, written: asyncio.Future[TransferOutcome]) -> None:
+        self._num_pending -= 1
+        if not self._num_pending:
+            self._quiet.set()
         if written.cancelled():
             return
         error = written.exception()
@@ -211,6 +248,13 @@ class Pusher:
         speed = outcome.num_bytes / max(outcome.seconds, 1e-9)
         before = speed if self.bytes_per_s is None else self.bytes_per_s
         self.bytes_per_s = before + _SMOOTHING * (speed - before)
+
+
+def _summed(tag: WriteNotification, spans: Sequence[Span], transport: Transport) -> bytes:
+    """Return the tag with the checksum of these bytes as they leave: block by block, in the order
+    of the prompt."""
+    summed = msgspec.structs.replace(tag, checksum=transport.checksum(spans))
+    return msgspec.msgpack.encode(summed)
 
 
 def _forgive_a_stopped_fabric(removed: asyncio.Future[None]) -> None:

@@ -16,8 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from core.clock import SystemClock
 from core.config import Config, load
-from core.ids import RequestId
+from core.ids import RequestId, WorkerId
 from core.lifetime import Lifetime, Stamp
+from core.messages import WorkerOrder
 from core.request import EngineRequest, FinishReason, TokenUpdate
 from router.dispatch.interface import GenerateRequest, ServedModel
 from router.dispatch.token_stream import RequestStream
@@ -61,6 +62,9 @@ class FloodingDispatcher:
             if at % _BURST == 0:
                 await asyncio.sleep(0)
         stream.end(None)
+
+    def order(self, worker_id: WorkerId, order: WorkerOrder) -> None:
+        """There is no worker."""
 
     def cancel(self, request_id: RequestId) -> None:
         """Every request is let go of so, whether it ended or was given up."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from core.errors import RequestError
-from core.ids import RequestId
+from core.ids import RequestId, WorkerId
 from core.lifetime import Lifetime, PrefillDecision, RequestTrace, Stamp
+from core.messages import WorkerOrder
 from core.request import (
     EngineRequest,
     FinishReason,
@@ -81,6 +82,7 @@ class ScriptedDispatcher:
         self.started: list[GenerateRequest] = []
         self.aborted: list[RequestId] = []
         self.finished_samples: list[int] = []
+        self.orders: list[tuple[WorkerId, WorkerOrder]] = []
 
     def served_model(self) -> ServedModel | None:
         return self.model
@@ -104,6 +106,9 @@ class ScriptedDispatcher:
 
     def cluster_status(self) -> dict[str, object]:
         return {"workers": [{"id": "decode-0", "role": "decode"}], "requests": {"running": 0}}
+
+    def order(self, worker_id: WorkerId, order: WorkerOrder) -> None:
+        self.orders.append((worker_id, order))
 
     def cancel(self, request_id: RequestId) -> None:
         if request_id not in self.aborted:

@@ -16,16 +16,19 @@ from control_plane.rpc import dovetail_pb2, token_batch_codec
 from control_plane.rpc.struct_codec import struct_codec
 from core.messages import (
     AbortRequest,
+    DrainWorker,
     FirstTokens,
     HandoffFailed,
     HandoffProgress,
     HandoffRefused,
     HandoffScored,
     HandoffSettled,
+    MoveRequest,
     PathReport,
     PrefillAsk,
     PromptScored,
     RequestFailed,
+    RequestMoved,
     RequestRefused,
     SettleHandoff,
     StartRequest,
@@ -53,6 +56,9 @@ AnyMessage = (
     | HandoffRefused
     | HandoffFailed
     | HandoffSettled
+    | MoveRequest
+    | RequestMoved
+    | DrainWorker
 )
 """Everything that a stream carries."""
 
@@ -76,6 +82,9 @@ _KIND_BY_STRUCT: dict[type[msgspec.Struct], str] = {
     HandoffRefused: "handoff_refused",
     HandoffFailed: "handoff_failed",
     HandoffSettled: "handoff_settled",
+    MoveRequest: "move_request",
+    RequestMoved: "request_moved",
+    DrainWorker: "drain_worker",
 }
 _TO_WIRE: dict[type[msgspec.Struct], tuple[str, Callable[[Any], dict[str, Any]]]] = {
     struct: (

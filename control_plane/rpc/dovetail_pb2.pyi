@@ -51,7 +51,7 @@ class Hello(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., boot: _Optional[str] = ..., expected_boot: _Optional[str] = ..., cluster: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("start_request", "abort_request", "token_batch", "path_report", "request_refused", "request_failed", "worker_load", "prefill_ask", "settle_handoff", "first_tokens", "handoff_refused", "handoff_failed", "handoff_settled", "handoff_progress", "prompt_scored", "handoff_scored")
+    __slots__ = ("start_request", "abort_request", "token_batch", "path_report", "request_refused", "request_failed", "worker_load", "prefill_ask", "settle_handoff", "first_tokens", "handoff_refused", "handoff_failed", "handoff_settled", "handoff_progress", "prompt_scored", "handoff_scored", "move_request", "request_moved", "drain_worker")
     START_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ABORT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,9 @@ class Message(_message.Message):
     HANDOFF_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORED_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_SCORED_FIELD_NUMBER: _ClassVar[int]
+    MOVE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_MOVED_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_WORKER_FIELD_NUMBER: _ClassVar[int]
     start_request: StartRequest
     abort_request: AbortRequest
     token_batch: TokenBatch
@@ -84,7 +87,10 @@ class Message(_message.Message):
     handoff_progress: HandoffProgress
     prompt_scored: PromptScored
     handoff_scored: HandoffScored
-    def __init__(self, start_request: _Optional[_Union[StartRequest, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., token_batch: _Optional[_Union[TokenBatch, _Mapping]] = ..., path_report: _Optional[_Union[PathReport, _Mapping]] = ..., request_refused: _Optional[_Union[RequestRefused, _Mapping]] = ..., request_failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., worker_load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., prefill_ask: _Optional[_Union[PrefillAsk, _Mapping]] = ..., settle_handoff: _Optional[_Union[SettleHandoff, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., handoff_refused: _Optional[_Union[HandoffRefused, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., handoff_settled: _Optional[_Union[HandoffSettled, _Mapping]] = ..., handoff_progress: _Optional[_Union[HandoffProgress, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., handoff_scored: _Optional[_Union[HandoffScored, _Mapping]] = ...) -> None: ...
+    move_request: MoveRequest
+    request_moved: RequestMoved
+    drain_worker: DrainWorker
+    def __init__(self, start_request: _Optional[_Union[StartRequest, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., token_batch: _Optional[_Union[TokenBatch, _Mapping]] = ..., path_report: _Optional[_Union[PathReport, _Mapping]] = ..., request_refused: _Optional[_Union[RequestRefused, _Mapping]] = ..., request_failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., worker_load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., prefill_ask: _Optional[_Union[PrefillAsk, _Mapping]] = ..., settle_handoff: _Optional[_Union[SettleHandoff, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., handoff_refused: _Optional[_Union[HandoffRefused, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., handoff_settled: _Optional[_Union[HandoffSettled, _Mapping]] = ..., handoff_progress: _Optional[_Union[HandoffProgress, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., handoff_scored: _Optional[_Union[HandoffScored, _Mapping]] = ..., move_request: _Optional[_Union[MoveRequest, _Mapping]] = ..., request_moved: _Optional[_Union[RequestMoved, _Mapping]] = ..., drain_worker: _Optional[_Union[DrainWorker, _Mapping]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -199,6 +205,20 @@ class AbortRequest(_message.Message):
     dispatch: int
     sample_index: int
     def __init__(self, request_id: _Optional[str] = ..., dispatch: _Optional[int] = ..., sample_index: _Optional[int] = ...) -> None: ...
+
+class MoveRequest(_message.Message):
+    __slots__ = ("request_id", "dispatch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    dispatch: int
+    def __init__(self, request_id: _Optional[str] = ..., dispatch: _Optional[int] = ...) -> None: ...
+
+class DrainWorker(_message.Message):
+    __slots__ = ("deadline_s",)
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    deadline_s: float
+    def __init__(self, deadline_s: _Optional[float] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
     __slots__ = ("request_ids", "sample_indices", "dispatches", "start_indices", "num_tokens", "token_ids", "num_logprobs", "logprobs", "finish_reasons")
@@ -318,8 +338,18 @@ class RequestFailed(_message.Message):
     retriable: bool
     def __init__(self, request_id: _Optional[str] = ..., dispatch: _Optional[int] = ..., message: _Optional[str] = ..., retriable: _Optional[bool] = ...) -> None: ...
 
+class RequestMoved(_message.Message):
+    __slots__ = ("request_id", "dispatch", "has_kv")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_FIELD_NUMBER: _ClassVar[int]
+    HAS_KV_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    dispatch: int
+    has_kv: bool
+    def __init__(self, request_id: _Optional[str] = ..., dispatch: _Optional[int] = ..., has_kv: _Optional[bool] = ...) -> None: ...
+
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_receiving", "waiting_prompt_tokens", "blocks_total", "blocks_free", "blocks_cached", "blocks_owned", "blocks_reserved", "blocks_quarantined", "prefill_tokens_per_s", "decode_step_s", "transfer_bytes_per_s", "preemptions")
+    __slots__ = ("num_running", "num_waiting", "num_receiving", "waiting_prompt_tokens", "blocks_total", "blocks_free", "blocks_cached", "blocks_owned", "blocks_reserved", "blocks_quarantined", "prefill_tokens_per_s", "decode_step_s", "transfer_bytes_per_s", "preemptions", "is_draining", "path_failure", "is_unpaired", "fences")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RECEIVING_FIELD_NUMBER: _ClassVar[int]
@@ -334,6 +364,10 @@ class WorkerLoad(_message.Message):
     DECODE_STEP_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PATH_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    IS_UNPAIRED_FIELD_NUMBER: _ClassVar[int]
+    FENCES_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_receiving: int
@@ -348,7 +382,11 @@ class WorkerLoad(_message.Message):
     decode_step_s: float
     transfer_bytes_per_s: float
     preemptions: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_receiving: _Optional[int] = ..., waiting_prompt_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_owned: _Optional[int] = ..., blocks_reserved: _Optional[int] = ..., blocks_quarantined: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., transfer_bytes_per_s: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    is_draining: bool
+    path_failure: str
+    is_unpaired: bool
+    fences: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_receiving: _Optional[int] = ..., waiting_prompt_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_owned: _Optional[int] = ..., blocks_reserved: _Optional[int] = ..., blocks_quarantined: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., transfer_bytes_per_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., is_draining: _Optional[bool] = ..., path_failure: _Optional[str] = ..., is_unpaired: _Optional[bool] = ..., fences: _Optional[int] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("dispatch", "trial")
@@ -395,20 +433,22 @@ class RegionDescriptor(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., boot: _Optional[str] = ..., generation: _Optional[int] = ..., address: _Optional[int] = ..., num_bytes: _Optional[int] = ..., block_bytes: _Optional[int] = ..., layout: _Optional[str] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class PrefillAsk(_message.Message):
-    __slots__ = ("handoff", "request", "first_block", "blocks", "region", "remaining_s")
+    __slots__ = ("handoff", "request", "first_block", "blocks", "region", "remaining_s", "verify")
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     REMAINING_S_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
     handoff: HandoffId
     request: EngineRequest
     first_block: int
     blocks: _containers.RepeatedCompositeFieldContainer[BlockRun]
     region: RegionDescriptor
     remaining_s: float
-    def __init__(self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ..., request: _Optional[_Union[EngineRequest, _Mapping]] = ..., first_block: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockRun, _Mapping]]] = ..., region: _Optional[_Union[RegionDescriptor, _Mapping]] = ..., remaining_s: _Optional[float] = ...) -> None: ...
+    verify: bool
+    def __init__(self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ..., request: _Optional[_Union[EngineRequest, _Mapping]] = ..., first_block: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockRun, _Mapping]]] = ..., region: _Optional[_Union[RegionDescriptor, _Mapping]] = ..., remaining_s: _Optional[float] = ..., verify: _Optional[bool] = ...) -> None: ...
 
 class SettleHandoff(_message.Message):
     __slots__ = ("handoff",)
@@ -459,12 +499,14 @@ class HandoffRefused(_message.Message):
     def __init__(self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class HandoffFailed(_message.Message):
-    __slots__ = ("handoff", "message")
+    __slots__ = ("handoff", "message", "is_fabric")
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_FABRIC_FIELD_NUMBER: _ClassVar[int]
     handoff: HandoffId
     message: str
-    def __init__(self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ..., message: _Optional[str] = ...) -> None: ...
+    is_fabric: bool
+    def __init__(self, handoff: _Optional[_Union[HandoffId, _Mapping]] = ..., message: _Optional[str] = ..., is_fabric: _Optional[bool] = ...) -> None: ...
 
 class HandoffSettled(_message.Message):
     __slots__ = ("handoff",)

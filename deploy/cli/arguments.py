@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import NoReturn
 
@@ -57,6 +58,16 @@ examples:
 """
 
 
+_DRAIN_EXAMPLES = """\
+examples:
+  dovetail drain decode-1
+  dovetail drain prefill-0 --deadline 300
+
+It takes no new requests at once. A decode worker's requests go on at another one where there is
+one, else they finish. Then its process ends, exit code 0, and `dovetail up` starts no other.
+"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises instead of printing a page of usage: a slip is one line."""
 
@@ -81,6 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_router(commands)
     _add_worker(commands)
     _add_status(commands)
+    _add_drain(commands)
     _add_chat(commands)
     commands.add("version", "print the version")
     return parser
@@ -185,6 +197,21 @@ def _add_status(commands: _Commands) -> None:
     status.add_argument("--json", action="store_true", help="as the router's /status says it")
 
 
+def _add_drain(commands: _Commands) -> None:
+    drain = commands.add(
+        "drain", "have a worker hand over what it runs, and leave", _DRAIN_EXAMPLES
+    )
+    drain.add_argument("worker", metavar="WORKER", help="its id, as `dovetail status` shows it")
+    drain.add_argument(
+        "--deadline",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="what still runs then is failed over to other workers (default: 60)",
+    )
+    _add_api(drain)
+
+
 def _add_chat(commands: _Commands) -> None:
     chat = commands.add(
         "chat", "talk to the model, in the terminal or through a pipe", _CHAT_EXAMPLES
@@ -245,3 +272,14 @@ def _positive(text: str) -> int:
         msg = f"{text!r} must be a whole number, 1 or more"
         raise argparse.ArgumentTypeError(msg)
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        msg = f"{text!r} must be a number of seconds, 0 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return seconds

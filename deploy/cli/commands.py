@@ -183,6 +183,13 @@ def _status(arguments: argparse.Namespace) -> int:
     return run_status(_api(arguments), as_json=arguments.json)
 
 
+def _drain(arguments: argparse.Namespace) -> int:
+    from deploy.cli.orders import run_drain  # noqa: PLC0415
+
+    clock = SystemClock()
+    return run_drain(_api(arguments), arguments.worker, deadline_s=arguments.deadline, clock=clock)
+
+
 def _chat(arguments: argparse.Namespace) -> int:
     from deploy.cli.chat import ChatOptions, run_chat  # noqa: PLC0415
 
@@ -206,6 +213,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "router": _router,
     "worker": _worker,
     "status": _status,
+    "drain": _drain,
     "chat": _chat,
     "version": _version,
 }

@@ -29,6 +29,7 @@ class StartFailure(DovetailError):  # noqa: N818 - reads as a state
 
 class Component:
     """start -> ready -> died -> back-off -> start ...; to end it, cancel `keep_alive`, then `stop`.
+    One that ends with exit code 0 has left, and is not started again.
 
     Args:
         rng: draws the jitter of restarts.
@@ -47,7 +48,7 @@ class Component:
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep_alive(self) -> None:
-        """Run until cancelled, starting the process again when it dies.
+        """Run until cancelled or until it leaves, starting the process again when it dies.
 
         Raises:
             UsageError: the first life refused to start for a user's slip.
@@ -59,6 +60,9 @@ class Component:
         while True:
             started = self._clock.now()
             code = await self._wait()
+            if code == 0:  # it was told to: SIGTERM, or `dovetail drain`
+                say(f"{self.name:<12} left")
+                return
             delay_s = delay.after(self._clock.now() - started)
             say(f"{self.name:<12} died ({describe_exit(code)}), starts again in {delay_s:.1f} s")
             await asyncio.sleep(delay_s)
@@ -68,12 +72,12 @@ class Component:
             except (StartFailure, UsageError) as error:
                 complain(str(error))
 
-    async def stop(self, grace_s: float) -> None:
-        """End it: SIGTERM, and SIGKILL after `grace_s` seconds. No restart may be under way."""
+    async def stop(self, grace_s: float, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it: a signal, and SIGKILL after `grace_s` seconds. No restart may be under way."""
         process = self._process
         if process is None or process.returncode is not None:
             return
-        self._signal(signal.SIGTERM)
+        self._signal(number)
         try:
             await asyncio.wait_for(process.wait(), grace_s)
         except TimeoutError:

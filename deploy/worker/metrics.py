@@ -22,7 +22,7 @@ class WorkerMetrics:
         fabric: its `observe` is the `TransferThread`'s `on_outcome`.
     """
 
-    def __init__(self, record: WorkerRecord, worker: PrefillWorker | DecodeWorker) -> None:
+    def __init__(self, record: WorkerRecord, decode: DecodeWorker, prefill: PrefillWorker) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -32,10 +32,8 @@ class WorkerMetrics:
             engine=record.worker_id,
             backend=record.fabric,
         )
-        if isinstance(worker, PrefillWorker):
-            self.registry.register(PrefillCollector(worker.stats))
-        else:
-            self.registry.register(DecodeCollector(worker.stats))
+        self.registry.register(DecodeCollector(decode.stats))
+        self.registry.register(PrefillCollector(prefill.stats))
         self._record = record
         self._stats: EngineStats | None = None
 

@@ -19,18 +19,18 @@ from core.clock import Clock
 from core.config import Config
 from core.errors import ConfigError, FabricError
 from core.ids import new_boot
-from core.worker_record import Role, WorkerRecord
-from decode_pool.worker import DecodeWorker
+from core.worker_record import WorkerRecord
 from deploy.options import WorkerOptions
 from deploy.worker.metrics import WorkerMetrics
+from deploy.worker.pools import Pools
 from deploy.worker.replica import ReplicaPlan, load_executor, make_engine, plan_replica
+from deploy.worker.router_front import OnOrder
 from engine.engine_thread import EngineThread
 from engine.executor.interface import Executor
 from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
-from kv_transfer.transport import Notification, PeerName
-from prefill_pool.worker import PrefillWorker
+from kv_transfer.transport import PeerName
 
 _log = logging.getLogger(__name__)
 
@@ -49,14 +49,17 @@ class WorkerParts:
     region: HostRegion
     engine: EngineThread
     fabric: TransferThread
-    worker: PrefillWorker | DecodeWorker
+    pools: Pools
     metrics: WorkerMetrics
 
 
 async def start_parts(
-    config: Config, options: WorkerOptions, clock: Clock, stack: AsyncExitStack
+    config: Config, options: WorkerOptions, clock: Clock, stack: AsyncExitStack, on_order: OnOrder
 ) -> WorkerParts:
     """Load the model, start the fabric, and start both threads.
+
+    Args:
+        on_order: hears what operators ask of this worker.
 
     Raises:
         ModelError: the model cannot be served.
@@ -96,13 +99,12 @@ async def start_parts(
         transport=transport.health().transport,
         pid=os.getpid(),
     )
-    is_prefill = options.role is Role.PREFILL
-    worker = (PrefillWorker if is_prefill else DecodeWorker)(record, config, clock)
-    metrics = WorkerMetrics(record, worker)
-    engine = _start_engine(config, plan, executor, worker, stack)
-    fabric = _start_fabric(config, transport, worker, metrics, clock, stack)
+    pools = Pools(record, config, clock, on_order)
+    metrics = WorkerMetrics(record, pools.decode, pools.prefill)
+    engine = _start_engine(config, plan, executor, pools, stack)
+    fabric = _start_fabric(config, transport, pools, metrics, clock, stack)
     await fabric.call(lambda handed_over: handed_over.register(region))
-    return WorkerParts(record, agent, region, engine, fabric, worker, metrics)
+    return WorkerParts(record, agent, region, engine, fabric, pools, metrics)
 
 
 def _open_region(plan: ReplicaPlan, stack: AsyncExitStack) -> HostRegion:
@@ -129,14 +131,14 @@ def _start_engine(
     config: Config,
     plan: ReplicaPlan,
     executor: Executor,
-    worker: PrefillWorker | DecodeWorker,
+    pools: Pools,
     stack: AsyncExitStack,
 ) -> EngineThread:
     engine = EngineThread(
         make_engine(config, plan, executor),
         loop=asyncio.get_running_loop(),
-        on_events=worker.on_engine_events,
-        on_failure=worker.on_failure,
+        on_events=pools.on_engine_events,
+        on_failure=pools.on_failure,
     )
     stack.push_async_callback(engine.stop)
     engine.start()
@@ -146,7 +148,7 @@ def _start_engine(
 def _start_fabric(
     config: Config,
     transport: NixlTransport,
-    worker: PrefillWorker | DecodeWorker,
+    pools: Pools,
     metrics: WorkerMetrics,
     clock: Clock,
     stack: AsyncExitStack,
@@ -154,20 +156,12 @@ def _start_fabric(
     fabric = TransferThread(
         transport,
         loop=asyncio.get_running_loop(),
-        on_notification=(
-            worker.on_notification if isinstance(worker, DecodeWorker) else _nobody_writes_here
-        ),
+        on_notification=pools.decode.on_notification,
         poll_s=config.kv_transfer.poll_s,
         clock=clock,
         on_outcome=metrics.fabric.observe,
-        on_failure=worker.on_failure,
+        on_failure=pools.on_failure,
     )
     stack.push_async_callback(fabric.stop)
     fabric.start()
     return fabric
-
-
-def _nobody_writes_here(notification: Notification) -> None:
-    """A prefill worker tells nobody its descriptors."""
-    msg = f"a write of {notification.peer} arrived at a prefill worker"
-    raise AssertionError(msg)

@@ -1,7 +1,7 @@
 """One worker process: its parts, its servers, its place in the cluster.
 
-    parts -> gRPC and HTTP listen -> registered -> ready ... SIGTERM -> refuse, finish -> deregister
-          -> servers stop -> parts stop
+    parts -> gRPC and HTTP listen -> registered -> ready ... SIGTERM, or an order to drain
+          -> refuse, finish or hand over -> deregister -> servers stop -> parts stop
 
 Everything is owned by one exit stack. Whatever fails that should not (a pool, a thread, a server,
 the place in the cluster) ends the process, with exit code 1: see `deploy.process_end`.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from contextlib import AsyncExitStack
 
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from control_plane.rpc.server import RpcServer
 from core.clock import Clock, SystemClock
 from core.config import Config
 from core.log import configure
-from core.messages import DecodeToPrefill, PrefillCandidate, PrefillToDecode
+from core.messages import DecodeToPrefill, PrefillCandidate, PrefillToDecode, WorkerOrder
 from core.worker_record import Hello, WorkerRecord
 from decode_pool.ports import DecodePorts
 from deploy.options import WorkerOptions
@@ -36,18 +37,18 @@ from deploy.worker.cache_news import CacheNews
 from deploy.worker.health import WorkerHealth
 from deploy.worker.parts import WorkerParts, start_parts
 from deploy.worker.probes import WorkerApp
+from engine.events import CacheChanged
 from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.transport import Health
 from prefill_pool.ports import PrefillPorts
-from prefill_pool.worker import PrefillWorker
 from router.web.server import ApiServer
 
-DRAIN_S = 5.0
-"""From SIGTERM until what still runs is ended. This stop is the launcher's, whose grace is 10 s: it
-takes the whole cluster down, and there is nobody to hand requests to. Leaving a cluster that serves
-on, with 60 s and migration, is a drain, which comes before the stop."""
+HURRY_S = 5.0
+"""From SIGINT or SIGHUP until what still runs is ended. This stop is the launcher's, whose grace is
+10 s: it takes the whole cluster down, and there is nobody to hand requests to."""
 
-_DRAIN_POLL_S = 0.02
+_FAIL_OVER_S = 1.0
+_POLL_S = 0.02
 _STOP_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -91,21 +92,19 @@ class _WorkerProcess:
         self._registration: RegistrationHandle
         self._ledger: LedgerWriter
         self._news: CacheNews
+        self._drain_by: float | None = None
         self._refused = PeersRefused()
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start everything but the pool's task; see `run_worker` for what is raised."""
         config, options = self._config, self._options
-        parts = self._parts = await start_parts(config, options, self._clock, stack)
+        parts = self._parts = await start_parts(config, options, self._clock, stack, self._on_order)
         parts.metrics.registry.register(self._refused)
         rpc = RpcServer(
             self._hello, config=config.control_plane, clock=self._clock, refused=self._refused
         )
-        if isinstance(parts.worker, PrefillWorker):
-            rpc.listen("decode", parts.worker)
-            rpc.listen("router", parts.worker.router_streams)
-        else:
-            rpc.listen("router", parts.worker)
+        rpc.listen("decode", parts.pools.prefill)
+        rpc.listen("router", parts.pools.front)
         self._health = WorkerHealth(self._fabric_health)
         app = WorkerApp(
             parts.metrics.registry, refresh=self._refresh, is_ready=self._health.is_ready
@@ -155,13 +154,11 @@ class _WorkerProcess:
 
     async def run(self) -> None:
         """Serve; raises what must end the process."""
-        worker = self._parts.worker
+        pools = self._parts.pools
         async with asyncio.TaskGroup() as group:
             group.create_task(self._news.tell_totals())
-            if isinstance(worker, PrefillWorker):
-                group.create_task(worker.run(self._prefill_ports()))
-            else:
-                group.create_task(worker.run(self._decode_ports()))
+            group.create_task(pools.prefill.run(self._prefill_ports()))
+            group.create_task(pools.decode.run(self._decode_ports()))
 
     async def registered(self) -> None:
         """Return once the worker's entry is in etcd, however long etcd is away."""
@@ -181,20 +178,32 @@ class _WorkerProcess:
             model=record.model,
         )
 
-    async def drain(self) -> None:
-        """Take nothing new, and wait for what runs, at most `DRAIN_S`."""
-        self._health.draining()
-        self._parts.worker.refuse("draining")
-        for _ in range(round(DRAIN_S / _DRAIN_POLL_S)):
-            if not self._num_open():
-                return
-            await asyncio.sleep(_DRAIN_POLL_S)
-        _log.warning("%d requests are ended unfinished", self._num_open())
+    def _on_order(self, order: WorkerOrder) -> None:
+        _log.info("ordered to drain within %g s", order.deadline_s)
+        self._drain_by = self._clock.now() + order.deadline_s
+        self._end.stop()
 
-    def _num_open(self) -> int:
-        worker = self._parts.worker
-        is_prefill = isinstance(worker, PrefillWorker)
-        return worker.num_attempts if is_prefill else worker.num_requests
+    async def drain(self) -> None:
+        """Take nothing new, and wait for what runs to finish or move away; what is left at the
+        deadline is failed over."""
+        pools, clock = self._parts.pools, self._clock
+        self._health.draining()
+        pools.drain()
+        self._registration.update(is_draining=True)
+        if self._drain_by is None:
+            self._drain_by = clock.now() + self._config.control_plane.drain_s
+        hurry_by = math.inf
+        while clock.now() < min(self._drain_by, hurry_by):
+            is_hurried = self._end.is_hurried
+            if is_hurried:
+                hurry_by = min(hurry_by, clock.now() + HURRY_S)
+            if not (pools.num_running if is_hurried else pools.num_open):
+                return
+            await asyncio.sleep(_POLL_S)
+        if pools.num_running:
+            _log.warning("%d requests are ended unfinished", pools.num_running)
+            pools.fail_over()
+            await asyncio.sleep(_FAIL_OVER_S)
 
     def _hello(self) -> Hello:
         record = self._record
@@ -234,7 +243,8 @@ class _WorkerProcess:
             region=parts.region,
             new_transport=lambda: NixlTransport(parts.agent, listen=listen),
             on_transport=self._transport_seen,
-            on_cache_changed=self._news.cache_changed,
+            on_renewed=parts.pools.decode.renewed,
+            on_cache_changed=_heard_already,
         )
 
     def _decode_ports(self) -> DecodePorts:
@@ -248,6 +258,8 @@ class _WorkerProcess:
             on_cache_changed=self._news.cache_changed,
             on_preempted=self._news.preempted,
             on_resumed=self._ledger.resumed,
+            on_moved=parts.pools.prefill.expect,
+            without_writes=parts.pools.prefill.without_writes,
         )
 
     async def _connect(
@@ -262,3 +274,7 @@ class _WorkerProcess:
             clock=self._clock,
             refused=self._refused,
         )
+
+
+def _heard_already(_: CacheChanged) -> None:
+    """There is one cache; the decode pool hears all of its changes."""

@@ -32,12 +32,15 @@ from core.ids import Boot, RequestId, WorkerId
 from core.lifetime import Lifetime, PrefillDecision
 from core.messages import (
     AbortRequest,
+    MoveRequest,
     PathReport,
     PromptScored,
     RequestFailed,
+    RequestMoved,
     RequestRefused,
     TokenBatch,
     WorkerLoad,
+    WorkerOrder,
     WorkerToRouter,
 )
 from core.request import FinishReason, PromptLogprobs, TokenUpdate
@@ -226,6 +229,10 @@ class RouterDispatcher:
             live.stream.put(update)
         self._do(live, live.state.abort())
 
+    def order(self, worker_id: WorkerId, order: WorkerOrder) -> None:
+        """Send a worker an operator's order; see `Dispatcher.order`."""
+        self._workers.order(worker_id, order)
+
     def _new_request(
         self, request: GenerateRequest, model: ServedModel, lifetime: Lifetime
     ) -> LiveRequest:
@@ -272,12 +279,14 @@ class RouterDispatcher:
             case RequestRefused(load=WorkerLoad() as load):
                 self._take_load(link, load)
                 self._advance(message)
-            case PromptScored() | RequestRefused() | RequestFailed():
+            case PromptScored() | RequestRefused() | RequestFailed() | RequestMoved():
                 self._advance(message)
             case _:
                 assert_never(message)
 
-    def _advance(self, message: PromptScored | RequestRefused | RequestFailed) -> None:
+    def _advance(
+        self, message: PromptScored | RequestRefused | RequestFailed | RequestMoved
+    ) -> None:
         """Tell a request's machine what its worker says."""
         live = self._live.get(message.request_id)
         if live is None:
@@ -290,6 +299,8 @@ class RouterDispatcher:
                 effects = state.refused(number, reason, why, now)
             case RequestFailed(message=why, retriable=retriable):
                 effects = state.failed(number, why, now, retriable=retriable)
+            case RequestMoved(has_kv=has_kv):
+                effects = state.moved(number, now, has_kv=has_kv)
         self._do(live, effects)
 
     def link_suspected(self, link: WorkerLink, *, suspect: bool) -> None:
@@ -352,6 +363,8 @@ class RouterDispatcher:
     def _take_load(self, link: WorkerLink, load: WorkerLoad) -> None:
         now = self._clock.now()
         link.take_load(load, now)
+        if link.is_draining:
+            self._move_away(link)
         if load.num_running or load.num_waiting or load.num_receiving or not link.requests:
             link.idle_since = None
             return
@@ -360,6 +373,15 @@ class RouterDispatcher:
         if now - link.idle_since >= self._rules.silence_s:
             for live in self._requests_of(link):
                 self._do(live, live.state.disowned(link.record.worker_id, now))
+
+    def _move_away(self, link: WorkerLink) -> None:
+        """Have a worker that drains stop what could go on elsewhere; all else finishes there."""
+        for live in self._requests_of(link):
+            number = live.state.number
+            worker_id = link.record.worker_id
+            if live.asked_to_move != number and self._placement.has_another(live, worker_id):
+                live.asked_to_move = number
+                link.send(MoveRequest(live.request.request_id, number))
 
     def _take_report(self, report: PathReport) -> None:
         live = self._live.get(report.request_id)

@@ -8,8 +8,9 @@ from typing import Protocol
 
 import msgspec
 
-from core.ids import RequestId
+from core.ids import RequestId, WorkerId
 from core.lifetime import Lifetime, RequestTrace
+from core.messages import WorkerOrder
 from core.request import EngineRequest, PromptLogprobs, TokenUpdate
 
 
@@ -108,6 +109,14 @@ class Dispatcher(Protocol):
 
     def cluster_status(self) -> dict[str, object]:
         """Return what `/status` shows (workers, blocks by state, requests by state), JSON-ready."""
+        ...
+
+    def order(self, worker_id: WorkerId, order: WorkerOrder) -> None:
+        """Send a worker an operator's order.
+
+        Raises:
+            RequestError: 404 where no such worker is known, 503 where it cannot be reached now.
+        """
         ...
 
     def cancel(self, request_id: RequestId) -> None:

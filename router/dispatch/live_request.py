@@ -25,10 +25,12 @@ class LiveRequest:
         decision: of the current dispatch.
         sent_at, first_token_at: of the first dispatch and its first token; None until then, and the
             latter for good once another dispatch was needed: it would say nothing of a prediction.
+        asked_to_move: the last dispatch whose worker was asked to stop it, for another to go on.
     """
 
     __slots__ = (
         "_disaggregate",
+        "asked_to_move",
         "deadline",
         "decision",
         "first_token_at",
@@ -61,6 +63,7 @@ class LiveRequest:
         self.decision: Decision | None = None
         self.sent_at: float | None = None
         self.first_token_at: float | None = None
+        self.asked_to_move = 0
         self._disaggregate = _DISAGGREGATE[generate.disaggregate]
 
     def view(self) -> RequestView:

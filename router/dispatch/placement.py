@@ -11,8 +11,9 @@ from core.back_off import Dice
 from core.block_hash import BlockHash, hash_blocks
 from core.clock import Clock
 from core.config import Config
+from core.ids import WorkerId
 from core.lifetime import Stamp
-from core.messages import StartRequest
+from core.messages import PrefillCandidate, StartRequest
 from core.request import EngineRequest
 from router.dispatch.interface import ServedModel
 from router.dispatch.live_request import LiveRequest
@@ -72,6 +73,7 @@ class Placement:
             return live.state.unplaced(decision.reason, now, self._rng)
         link = self._workers.get(decision.worker_id)
         assert link is not None  # the views are those of the links
+        decision = self._with_source(decision, link, dispatch)
         live.decision = decision
         live.stream.lifetime.stamp(Stamp.DISPATCHED, now)
         is_first = live.state.num_dispatches == 0
@@ -83,6 +85,23 @@ class Placement:
             extra = {"request_id": live.request.request_id}
             _log.info("sent to %s: %s", decision.worker_id, decision.reason, extra=extra)
         return live.state.sent(decision.worker_id, now, is_suspect=link.is_suspect)
+
+    def has_another(self, live: LiveRequest, worker_id: WorkerId) -> bool:
+        """Return whether a request could go on at another worker now."""
+        views, hits = self._workers.views(live.model), self.index.match(live.hashes)
+        decision = self._policy.decide(
+            live.view(), views, hits, self._rng, avoid=frozenset({worker_id})
+        )
+        return isinstance(decision, Decision)
+
+    def _with_source(self, decision: Decision, link: WorkerLink, dispatch: Dispatch) -> Decision:
+        """Have a request that moved get its prompt's KV from where it ran."""
+        source = None if dispatch.source is None else self._workers.get(dispatch.source)
+        if source is None or not source.is_open or source.record.layout != link.record.layout:
+            return decision
+        record = source.record
+        first = PrefillCandidate(record.worker_id, record.boot, record.address)
+        return msgspec.structs.replace(decision, candidates=(first, *decision.candidates))
 
     def leave(self, live: LiveRequest) -> None:
         """The request is no longer at its worker."""

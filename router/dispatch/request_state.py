@@ -4,7 +4,7 @@
               v                                                                    |
     begin -> WAITING --Dispatch, sent()--> DISPATCHED --first token--> STREAMING   |
               |  ^                            |  |                      |   |      |
-              |  +---- refused, failed, lost, suspect, silent, gap -----+---+------+
+              |  +---- refused, failed, moved, lost, suspect, silent, gap --+------+
               |                               |                         |
               +-> ENDED <- deadline, abort, every sample finished <-----+
 
@@ -57,7 +57,8 @@ class RetryRules(msgspec.Struct, frozen=True):
             each time, and shortened by up to half at random.
         fresh_patience_s: for a worker to come up, of a request that none has had yet: its stream
             may be about to open. Short, so that a client soon hears that the cluster is down.
-        refused_patience_s: from the first refusal until the client gets 429.
+        refused_patience_s: from the first refusal until the client gets 429; of a request that a
+            worker had begun with, as long as after a loss.
         lost_patience_s: from the first loss until the client gets 503; long enough for a worker
             to be started again.
         suspect_grace_s: without heartbeats beyond `suspect_s` until the request goes elsewhere.
@@ -82,11 +83,13 @@ class Dispatch(msgspec.Struct, frozen=True):
     Attributes:
         outputs: tokens so far, one tuple a sample; empty before any.
         avoid: workers not to choose.
+        source: who stopped it to have it moved, and has its prompt's KV; None where nobody has.
     """
 
     number: int
     outputs: tuple[tuple[int, ...], ...]
     avoid: frozenset[WorkerId]
+    source: WorkerId | None = None
 
 
 class Abort(msgspec.Struct, frozen=True):
@@ -138,6 +141,7 @@ class RequestState:
         self._worker_by_number: dict[int, WorkerId] = {}
         self._told: set[int] = set()
         self._avoid: set[WorkerId] = set()
+        self._source: WorkerId | None = None
         self._trouble: Trouble | None = None
         self._trouble_since = 0.0
         self._back_off = BackOff(first_s=self._rules.first_wait_s, limit_s=self._rules.max_wait_s)
@@ -180,6 +184,7 @@ class RequestState:
         """The dispatch asked for last is on its way to `worker_id`."""
         self.worker_id = worker_id
         self._worker_by_number[self.number] = worker_id
+        self._source = None
         self.phase = Phase.DISPATCHED
         self.progress_at = now
         self._suspect_at = now if is_suspect else None
@@ -289,6 +294,15 @@ class RequestState:
             return self._end(error_of(trouble, message), tell=False)
         return self._elsewhere(Trouble.LOST, message, now)
 
+    def moved(self, number: int, now: float, *, has_kv: bool) -> Sequence[Effect]:
+        """The worker stopped it as asked; another goes on, and may ask for what is there."""
+        if number != self.number or self.worker_id is None:
+            return ()
+        self._told.add(number)
+        self._source = self.worker_id if has_kv else None
+        self._trouble = None
+        return self._elsewhere(Trouble.LOST, f"worker {self.worker_id} drains", now)
+
     # -- what happens to workers -----------------------------------------------------------------
 
     def stream_lost(self, worker_id: WorkerId, reason: str, now: float) -> Sequence[Effect]:
@@ -357,7 +371,7 @@ class RequestState:
         self._retry_at = None
         any_tokens = any(self._outputs)
         outputs = tuple(tuple(tokens) for tokens in self._outputs) if any_tokens else ()
-        return (Dispatch(self.number, outputs, frozenset(self._avoid)),)
+        return (Dispatch(self.number, outputs, frozenset(self._avoid), self._source),)
 
     def _broken(self, what: str, now: float) -> Sequence[Effect]:
         """Give the worker up and tell it so."""
@@ -389,7 +403,7 @@ class RequestState:
     def _patience_ends(self) -> float:
         rules = self._rules
         patience_s = rules.lost_patience_s
-        if self._trouble is Trouble.REFUSED:
+        if self._trouble is Trouble.REFUSED and not self._has_lost_a_start:
             patience_s = rules.refused_patience_s
         elif not self._worker_by_number:
             patience_s = rules.fresh_patience_s

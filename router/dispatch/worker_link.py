@@ -3,6 +3,7 @@
 connecting --on_open--> live <--heartbeats stop, come back--> suspect
     ^                    |                                       |
     +----- back-off -----+---------------- on_closed ------------+
+live, and its worker says that it drains: draining (sent to no more)
 any state --drop()--> gone (another boot, or its key is gone and so are its heartbeats)
 """
 
@@ -21,7 +22,7 @@ from core.clock import Clock
 from core.config import ControlPlaneConfig
 from core.errors import PeerError, ProtocolMismatch
 from core.ids import RequestId
-from core.messages import RouterToWorker, WorkerLoad, WorkerToRouter
+from core.messages import RouterToWorker, WorkerLoad, WorkerOrder, WorkerToRouter
 from core.worker_record import Hello, WorkerRecord
 from router.dispatch.pending_work import PendingWork
 from router.dispatch.recent_preemptions import RecentPreemptions
@@ -58,6 +59,7 @@ class LinkState(enum.StrEnum):
 
     CONNECTING = "connecting"
     LIVE = "live"
+    DRAINING = "draining"
     SUSPECT = "suspect"
     GONE = "gone"
 
@@ -132,7 +134,14 @@ class WorkerLink:
             return LinkState.GONE
         if self._stream is None:
             return LinkState.CONNECTING if self.is_registered else LinkState.GONE
-        return LinkState.SUSPECT if self.is_suspect else LinkState.LIVE
+        if self.is_suspect:
+            return LinkState.SUSPECT
+        return LinkState.DRAINING if self.is_draining else LinkState.LIVE
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether its worker takes nothing new, as it or etcd says."""
+        return self.load.is_draining or self.record.is_draining
 
     def view(self) -> WorkerView:
         """Return what the policy sees."""
@@ -159,7 +168,7 @@ class WorkerLink:
         self.pending.load_came(now)
         self.preemptions.told(load.preemptions, now)
 
-    def send(self, message: RouterToWorker) -> None:
+    def send(self, message: RouterToWorker | WorkerOrder) -> None:
         """Send, or drop where the stream is gone: its requests were told so already."""
         if self._stream is not None:
             self._stream.send(message)

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from control_plane.rpc.refusals import PeersRefused
+from core.errors import RequestError
 from core.ids import Boot, WorkerId
 from core.kv_layout import summary_difference
+from core.messages import WorkerOrder
 from core.worker_record import Role, WorkerRecord
 from router.dispatch.interface import ServedModel
 from router.dispatch.worker_link import Dial, LinkOwner, WorkerLink
@@ -52,6 +54,22 @@ class WorkerTable:
     def get(self, worker_id: WorkerId) -> WorkerLink | None:
         """Return a worker's link; None for an unknown one."""
         return self._links.get(worker_id)
+
+    def order(self, worker_id: WorkerId, order: WorkerOrder) -> None:
+        """Send a worker an operator's order.
+
+        Raises:
+            RequestError: 404 where no such worker is known, 503 where it cannot be reached now.
+        """
+        link = self._links.get(worker_id)
+        if link is None:
+            known = ", ".join(sorted(self._links)) or "none"
+            msg = f"worker = {worker_id!r}: is not known; there are: {known}"
+            raise RequestError(msg, status=404, param="worker", code="worker_not_found")
+        if not link.is_open:
+            msg = f"worker {worker_id!r} cannot be reached now; try again soon"
+            raise RequestError(msg, status=503, code="worker_unreachable", retry_after_s=1.0)
+        link.send(order)
 
     def keep_open(self, group: asyncio.TaskGroup) -> None:
         """Open the links, now and as they come, as tasks of `group`."""
@@ -106,7 +124,7 @@ class WorkerTable:
         return [
             link.view()
             for link in self._links.values()
-            if link.is_open and _model_of(link.record) == key
+            if link.is_open and not link.is_draining and _model_of(link.record) == key
         ]
 
     def settle(self) -> None:
@@ -142,11 +160,12 @@ class WorkerTable:
         return ServedModel(name, max_model_len, block_size, fingerprint)
 
     def roles_alive(self) -> set[Role]:
-        """Return the roles of the workers whose streams are open and not suspect."""
+        """Return the roles of the workers whose streams are open, that are neither suspect nor
+        draining."""
         return {
             link.record.role
             for link in self._links.values()
-            if link.is_open and not link.is_suspect
+            if link.is_open and not link.is_suspect and not link.is_draining
         }
 
     def _add(self, record: WorkerRecord) -> None:

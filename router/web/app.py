@@ -35,6 +35,7 @@ from router.web.cors import Cors
 from router.web.errors import error_body, error_headers, internal_error
 from router.web.metrics import RouterMetrics
 from router.web.openapi.routes import COMPLETION_OPERATIONS, DocumentRoutes
+from router.web.order_routes import OrderRoutes
 from router.web.request_ids import accept_or_make
 from router.web.routing import Route, Router
 
@@ -67,6 +68,7 @@ def create_app(
         for path, endpoint in completions.items()
     ]
     routes += ControlRoutes(context, registry, started=int(clock.wall())).routes()
+    routes += OrderRoutes(context).routes()
     routes += DocumentRoutes(tuple(routes), version=version("dovetail")).routes()
     return RouterApp(context, Router(routes), list(completions.values()))
 

@@ -99,7 +99,9 @@ def play(name: str, directory: Path, port: int, ready_fd: int) -> None:
     if (directory / f"stubborn-{name}").exists():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
-        signal.signal(signal.SIGTERM, lambda *_: (note(directory, f"stop {name}"), os._exit(0)))
+        # The launcher's stop: a worker takes SIGTERM for a drain.
+        number = signal.SIGTERM if name.startswith("router") else signal.SIGHUP
+        signal.signal(number, lambda *_: (note(directory, f"stop {name}"), os._exit(0)))
     note(directory, f"start {name}")
     address = "127.0.0.1:1"
     if name.startswith("router"):

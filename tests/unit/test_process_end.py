@@ -14,12 +14,14 @@ from deploy.process_end import ProcessEnd
 
 pytestmark = pytest.mark.anyio
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 @pytest.fixture
 async def end() -> AsyncIterator[ProcessEnd]:
     yield ProcessEnd()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         loop.remove_signal_handler(number)
 
 
@@ -36,10 +38,19 @@ async def broken() -> None:
     raise LookupError(msg)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", SIGNALS)
 async def test_a_signal_ends_it_in_order(end: ProcessEnd, number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
     await end.wait()
+    assert end.is_hurried == (number is not signal.SIGTERM)
+
+
+async def test_one_that_is_ending_can_be_hurried(end: ProcessEnd) -> None:
+    end.stop()
+    await end.wait()
+    assert not end.is_hurried
+    end.hurry()
+    assert end.is_hurried
 
 
 async def test_a_part_that_fails_ends_it_with_its_error(end: ProcessEnd) -> None:
@@ -63,7 +74,7 @@ async def test_parts_of_a_process_that_could_not_start_end_in_silence(
     await asyncio.wait({task})
     await asyncio.sleep(0)  # its callback
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         loop.remove_signal_handler(number)
     del end, task
     gc.collect()

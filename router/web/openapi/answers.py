@@ -200,6 +200,13 @@ class Version(msgspec.Struct):
     version: str
 
 
+class Ordered(msgspec.Struct):
+    """An order that a worker was told."""
+
+    worker: str
+    order: str
+
+
 class Status(msgspec.Struct):
     """The cluster as this router sees it."""
 

@@ -164,3 +164,10 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
     tokens: list[TokenId]
     model: str | None = None
+
+
+class DrainRequest(msgspec.Struct, kw_only=True):
+    """Which worker leaves; what still runs after `deadline_s` is failed over to others."""
+
+    worker: str
+    deadline_s: Annotated[float, Meta(ge=0)] | None = None

@@ -1,0 +1,42 @@
+"""`dovetail drain`: tells the router, and waits until the worker has done as it was told."""
+
+from __future__ import annotations
+
+import time
+
+from core.clock import Clock
+from core.errors import DovetailError
+from deploy.api_client import START_ADVICE, ApiAddress, ApiClient
+from deploy.cli.status import ClusterStatus, WorkerStatus
+from deploy.terminal import say
+
+_MARGIN_S = 15.0
+"""Beyond a drain's deadline: what is left is failed over, and the process ends."""
+
+_POLL_S = 0.2
+
+
+def run_drain(api: ApiAddress, worker: str, *, deadline_s: float, clock: Clock) -> int:
+    """Have a worker leave, and return the exit code once it has.
+
+    Raises:
+        DovetailError: no cluster answers, it refused, or the worker did not leave in time.
+    """
+    client = ApiClient(api, advice=START_ADVICE, timeout_s=10.0)
+    before = _find(client, worker)
+    client.post("/drain", {"worker": worker, "deadline_s": deadline_s})
+    say(f"{worker} takes no new requests; what runs there finishes or moves away")
+    end = clock.now() + deadline_s + _MARGIN_S
+    while clock.now() < end:
+        now = _find(client, worker)
+        if now is None or (before is not None and now.pid != before.pid):
+            say(f"{worker} has left")
+            return 0
+        time.sleep(_POLL_S)
+    msg = f"{worker} has not left within {deadline_s:g} s; see its log, and `dovetail status`"
+    raise DovetailError(msg)
+
+
+def _find(client: ApiClient, worker: str) -> WorkerStatus | None:
+    workers = client.get("/status", ClusterStatus).workers
+    return next((one for one in workers if one.id == worker), None)

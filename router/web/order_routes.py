@@ -1,0 +1,65 @@
+"""What operators order: a worker to drain. The router passes it on; `/status` shows the rest."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from core.errors import RequestError
+from core.ids import WorkerId
+from core.messages import DrainWorker
+from router.api.fields import FieldReader, parse_body, refuse
+from router.web.asgi import JSON, Receive, Scope, Send, check_json_content, read_body, send_bytes
+from router.web.context import ApiContext
+from router.web.openapi.answers import Ordered
+from router.web.openapi.requests import DrainRequest
+from router.web.routing import Answer, Operation, Route
+
+
+class OrderRoutes:
+    """The endpoints."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """Return them."""
+        return [Route("POST", "/drain", self._drain, _DRAIN)]
+
+    async def _drain(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reader = await self._reader(scope, receive)
+        worker_id = _worker_of(reader)
+        default = self._context.config.control_plane.drain_s
+        deadline_s = reader.number("deadline_s", default, 0.0, math.inf)
+        _refuse_unknown(reader)
+        self._context.dispatcher.order(worker_id, DrainWorker(deadline_s))
+        answer = Ordered(worker=worker_id, order="drain")
+        await send_bytes(send, 200, msgspec.json.encode(answer), [JSON])
+
+    async def _reader(self, scope: Scope, receive: Receive) -> FieldReader:
+        check_json_content(scope)
+        max_bytes = self._context.config.http.max_body_bytes
+        return FieldReader(parse_body(await read_body(scope, receive, max_bytes)))
+
+
+def _worker_of(reader: FieldReader) -> WorkerId:
+    worker_id = reader.text("worker")
+    if worker_id is None:
+        msg = "worker: is required, its id as /status shows it"
+        raise RequestError(msg, param="worker", code="missing_required_parameter")
+    return WorkerId(worker_id)
+
+
+def _refuse_unknown(reader: FieldReader) -> None:
+    """An order that is not wholly understood is not passed on."""
+    for name in reader.unknown():
+        refuse(name, reader.raw(name), "left out: an order has no such field")
+
+
+_DRAIN = Operation(
+    "Have a worker take nothing new, finish what runs or hand it over, and end.",
+    "workers",
+    {200: (Answer("The worker was told.", Ordered),)},
+    body=DrainRequest,
+)
