@@ -7,6 +7,7 @@
 #   make test-sanitized  the native kernels' tests with address and undefined-behaviour sanitizers
 #   make check   format, lint, types, import contracts, sizes
 #   make simulate  look for violations of the handoff's invariants under random faults  SEEDS=20000
+#   make chaos   real processes under load and every fault, 10 seeds  SEEDS=3  ARGS="--first 4", ARGS="--model"
 #   make check-model  search the orders of one handoff further than the tests do  ARGS="twice"
 #   make bench   run the benchmarks                  ARGS="ttft"
 #   make bench-peers  install what the benchmarks measure beside ours; some ten minutes
@@ -32,7 +33,7 @@ ENGINES_INSTALLED := $(ENGINES_VENV)/.installed
 CLIENTS_VENV := .venv-clients
 CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
 
-.PHONY: up chat test test-sanitized coverage simulate check-model check bench bench-peers clients install
+.PHONY: up chat test test-sanitized coverage simulate chaos check-model check bench bench-peers clients install
 .DELETE_ON_ERROR:
 
 up: $(INSTALLED)
@@ -59,6 +60,10 @@ test-sanitized: $(INSTALLED)
 
 simulate: $(INSTALLED)
 	$(BIN)/python -m planner.protocol --seeds $(SEEDS) $(ARGS)
+
+chaos: SEEDS = 10
+chaos: $(INSTALLED)
+	$(BIN)/python -m tests.chaos_run --seeds $(SEEDS) $(ARGS)
 
 check-model: $(INSTALLED)
 	$(BIN)/python -m tests.handoff_bounds $(ARGS)

@@ -39,6 +39,7 @@ class Answered:
         num_ends: how often the stream, or the answer, said that it is complete.
         usage: the last `usage` object.
         error: the error object, or why the connection ended.
+        path: the `dovetail` object.
         has_left: the client went away before the end.
     """
 
@@ -47,6 +48,7 @@ class Answered:
     num_ends: int = 0
     usage: dict[str, Any] | None = None
     error: str = ""
+    path: dict[str, Any] = field(default_factory=dict[str, Any])
     has_left: bool = False
 
     def take(self, answer: Mapping[str, Any]) -> None:
@@ -55,6 +57,7 @@ class Answered:
             self.error = json.dumps(answer["error"])
             return
         self.usage = answer.get("usage") or self.usage
+        self.path = answer.get("dovetail") or self.path
         for choice in answer["choices"]:
             told = self.told.setdefault(choice["index"], Told())
             prompt = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
@@ -66,15 +69,25 @@ class Answered:
                 told.finish_reasons.append(choice["finish_reason"])
 
 
-async def ask(port: int, request: Request) -> Answered:
-    """Send a request to a port of this machine, and return what came of it."""
+async def ask(port: int, request: Request, name: str = "") -> Answered:
+    """Send a request to a port of this machine, and return what came of it.
+
+    Args:
+        name: its `x-request-id`; "": the router makes one.
+    """
     answered = Answered()
     sock = socket.socket()
     sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
-    reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 20)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 20)
+    except OSError as error:
+        sock.close()
+        answered.error = repr(error)
+        return answered
     leaves = request.leaves
-    reading = asyncio.create_task(_exchange(RawClient(reader, writer), request, answered))
+    message = _message(request, name)
+    reading = asyncio.create_task(_exchange(RawClient(reader, writer), request, message, answered))
     try:
         timeout_s = leaves.after_s if leaves else ANSWER_TIMEOUT_S
         await asyncio.wait({reading}, timeout=timeout_s)
@@ -102,10 +115,11 @@ def _close(sock: socket.socket, writer: asyncio.StreamWriter, leaves: Leaving | 
     writer.transport.abort()
 
 
-async def _exchange(client: RawClient, request: Request, answered: Answered) -> None:
+async def _exchange(
+    client: RawClient, request: Request, message: bytes, answered: Answered
+) -> None:
     """Put into `answered` what comes; returns at its end, or when it is time to go."""
     leaves = request.leaves
-    message = _message(request)
     if leaves and leaves.after_events == 0:
         client.send(message[: len(message) // 2])
         await asyncio.sleep(leaves.after_s)
@@ -134,7 +148,7 @@ async def _exchange(client: RawClient, request: Request, answered: Answered) -> 
             answered.take(json.loads(event))
 
 
-def _message(request: Request) -> bytes:
+def _message(request: Request, name: str) -> bytes:
     body = json.dumps(request.body).encode()
     lines = (
         f"POST {request.path} HTTP/1.1",
@@ -142,6 +156,8 @@ def _message(request: Request) -> bytes:
         "content-type: application/json",
         f"content-length: {len(body)}",
         f"x-dovetail-disaggregate: {request.disaggregate}",
+        "x-dovetail-trace: 1",
+        *((f"x-request-id: {name}",) if name else ()),
     )
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 

@@ -1,5 +1,5 @@
-"""A cluster of real processes whose prefill workers may be killed and frozen at any time, and which
-can tell what is left of requests that are over."""
+"""A cluster of real processes that may be killed, stopped and frozen at any time, and which can
+tell what is left of requests that are over."""
 
 from __future__ import annotations
 
@@ -9,123 +9,194 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import psutil
 
 from core.clock import SystemClock
-from tests.etcd_server import EtcdServer
+from tests.etcd_server import EtcdServer, reserve_ports
 from tests.faults import RECOVERY_S, statuses, until
 from tests.launched import Launched
 from tests.scrape import BLOCK_STATES, IN_USE, Scrape, total_over
 
 PREFILLS = ("prefill-0", "prefill-1")
 DECODES = ("decode-0", "decode-1")
+ROUTERS = ("router-0", "router-1")
 
 TRY_S = 1.5
 """Without progress until an attempt is given up."""
 
+_STOP_S = 60.0
+"""Generous: from SIGTERM to the end, on a busy machine."""
+
 _POLL_S = 0.1
 
 _SETTINGS = (
-    "--log-level", "warning",
-    "--set", "engine.executor=mock",
-    "--set", f"engine.kv_memory={256 * 1024}",  # 256 blocks
-    "--set", "engine.chunk_tokens=128",
-    "--set", "engine.mock_step_s=0.008",
-    "--set", "engine.mock_prompt_token_s=0.0001",
+    "--log-level", "info",
     "--set", f"kv_transfer.try_s={TRY_S}",
     "--set", "kv_transfer.quarantine_s=0.5",
     "--set", "control_plane.lease_s=3",
 )  # fmt: skip
 
+_MOCK = (
+    "--set", "engine.executor=mock",
+    "--set", "engine.chunk_tokens=128",
+    "--set", "engine.mock_prompt_token_s=0.0001",
+)  # fmt: skip
+
+
+class Shape(NamedTuple):
+    """Which processes there are, and what all of them are told."""
+
+    prefills: tuple[str, ...] = PREFILLS
+    decodes: tuple[str, ...] = DECODES
+    routers: tuple[str, ...] = ROUTERS
+    settings: tuple[str, ...] = ()
+
+
+CROWDED = Shape(
+    routers=ROUTERS[:1],
+    settings=(*_MOCK, "--set", "engine.mock_step_s=0.008", "--set", f"engine.kv_memory={1 << 18}"),
+)
+"""256 blocks a worker, which 200 requests at once fight for."""
+
+STEADY = Shape(
+    settings=(*_MOCK, "--set", "engine.mock_step_s=0.02", "--set", f"engine.kv_memory={1 << 19}")
+)
+
+MODEL = Shape(
+    prefills=PREFILLS[:1],
+    settings=(
+        "--set", "engine.threads=1", "--set", f"engine.kv_memory={1 << 27}",
+        "--set", "engine.chunk_tokens=128",
+    ),
+)  # fmt: skip
+"""The default model; on one machine all workers have one numerics id."""
+
+
+@dataclass
+class RouterEnd:
+    """One router, as a `tests.faults.Router`."""
+
+    url: str
+    http: httpx.Client
+
 
 class ChaosCluster:
-    """etcd, a router, two decode and two prefill workers; a `tests.faults.Router`. A context.
+    """etcd, routers, prefill and decode workers. A context.
 
     Nobody starts again what dies: a launcher's growing delays would leave later chaos without
-    victims. The test does, under the same id.
+    victims. The test does, under the same id. The first of each role keeps its address, too.
     """
 
-    def __init__(self, directory: Path, etcd: EtcdServer) -> None:
+    def __init__(self, directory: Path, etcd: EtcdServer, shape: Shape = CROWDED) -> None:
+        self.shape = shape
+        self.etcd = etcd
+        self.workers = (*shape.prefills, *shape.decodes)
+        self.ended_badly: list[str] = []
         self._directory = directory
-        self._etcd = etcd
         self._stack = ExitStack()
         self._lives: dict[str, list[Launched]] = {}
         self._sizes: dict[str, int] = {}
         self._toil_before: Counter[str] = Counter()
-        self.http = self._stack.enter_context(httpx.Client(trust_env=False, timeout=30))
+        self._http = self._stack.enter_context(httpx.Client(trust_env=False, timeout=30))
+        fixed = (*shape.routers, shape.prefills[0], shape.decodes[0])
+        self.ports = dict(zip(fixed, reserve_ports(len(fixed), self._stack), strict=True))
 
     def __enter__(self) -> ChaosCluster:
         with ExitStack() as stack:  # ends what began where it does not become ready
             stack.callback(self._stack.close)
-            self._start_all()
+            for name in (*self.workers, *self.shape.routers):
+                self.start(name)
+            for name in self.shape.routers:
+                self.wait_ready(name)
+            self.wait_live()
             stack.pop_all()
         return self
-
-    def _start_all(self) -> None:
-        for name in (*PREFILLS, *DECODES):
-            self.start(name)
-        self._launch("router", "router", "--port", "0")
-        ready = self._life("router").wait_for(r"ready .*(http://\S+)", RECOVERY_S)
-        self.url = ready[1]
-        self.port = int(self.url.rpartition(":")[2])
-        self.wait_live()
 
     def __exit__(self, *error: object) -> None:
         """Stop each with SIGTERM; all must end well where the test did."""
         with self._stack:
             if error[0] is not None:
                 return
-            for name in ("router", *DECODES, *PREFILLS):
+            for name in (*self.shape.routers, *self.shape.decodes, *self.shape.prefills):
                 self.thaw(name)
                 life = self._life(name)
-                assert life.stop(signal.SIGTERM) == 0, life.transcript()
+                assert life.stop(signal.SIGTERM, _STOP_S) == 0, life.transcript()
                 life.assert_nothing_left()
 
-    def start(self, worker: str) -> None:
-        """Begin a worker's next life; returns at once."""
-        role = worker.partition("-")[0]
-        self._launch(worker, "worker", "--role", role, "--id", worker)
+    def start(self, name: str) -> None:
+        """Begin a process's next life; returns at once."""
+        if name in self.shape.routers:
+            self._launch(name, "router", "--id", name, "--port", str(self.ports[name]))
+            return
+        listen = ("--listen", f"127.0.0.1:{self.ports[name]}") if name in self.ports else ()
+        role = name.partition("-")[0]
+        self._launch(name, "worker", "--role", role, "--id", name, *listen)
 
-    def wait_ready(self, worker: str) -> None:
-        """Return once its present life has registered."""
-        self._life(worker).wait_for(r" ready +pid ", RECOVERY_S)
+    def wait_ready(self, name: str) -> None:
+        """Return once its present life says that it serves: a worker is registered by then, and a
+        router knows who is."""
+        self._life(name).wait_for(r" ready +pid ", RECOVERY_S)
 
-    def kill(self, worker: str) -> None:
+    def kill(self, name: str) -> None:
         """kill -9, frozen or not."""
-        process = self._life(worker).process
+        process = self._life(name).process
         process.kill()
         process.wait()
 
-    def freeze(self, worker: str) -> None:
-        """SIGSTOP."""
-        self._life(worker).process.send_signal(signal.SIGSTOP)
+    def terminate(self, name: str) -> None:
+        """SIGTERM; returns once it has ended."""
+        life = self._life(name)
+        code = life.stop(signal.SIGTERM, _STOP_S)
+        if code:
+            self.ended_badly.append(f"{name} ended with {code} after SIGTERM")
 
-    def thaw(self, worker: str) -> None:
+    def freeze(self, name: str) -> None:
+        """SIGSTOP."""
+        self._life(name).process.send_signal(signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
         """SIGCONT; changes nothing where it runs."""
-        self._life(worker).process.send_signal(signal.SIGCONT)
+        self._life(name).process.send_signal(signal.SIGCONT)
+
+    def router(self, name: str) -> RouterEnd:
+        """Return a router to ask."""
+        return RouterEnd(f"http://127.0.0.1:{self.ports[name]}", self._http)
 
     def wait_live(self) -> None:
-        """Return once the router has a stream to the present life of each worker; asserts that
+        """Return once each router has a stream to the present life of each worker; asserts that
         nobody died but who was killed."""
-        pids = {name: self._life(name).process.pid for name in (*PREFILLS, *DECODES)}
+        dead = self._dead()
+        assert not dead, "\n".join(self._life(name).transcript() for name in dead)
+        for router in self.shape.routers:
+            for worker in self.workers:
+                self.wait_known(router, worker)
+
+    def wait_known(self, router: str, worker: str) -> None:
+        """Return once a router has a stream to the present life of a worker."""
 
         def look() -> bool:
-            dead = self._dead()
-            assert not dead, "\n".join(self._life(name).transcript() for name in dead)
-            known = statuses(self)
-            live = {name for name, one in known.items() if one["state"] == "live"}
-            return live >= pids.keys() and all(known[name]["pid"] == pids[name] for name in pids)
+            known = statuses(self.router(router)).get(worker)
+            pid = self._life(worker).process.pid
+            return known is not None and (known["state"], known["pid"]) == ("live", pid)
 
-        until(look, "all workers live")
+        until(look, f"{worker} live at {router}", poll_s=_POLL_S)
 
-    def workers(self) -> dict[str, Scrape]:
+    def wait_serving(self, router: str) -> None:
+        """Return once a router says that it could serve."""
+        end = self.router(router)
+        ready = f"{end.url}/health/ready"
+        until(lambda: end.http.get(ready).is_success, f"{router} serves", poll_s=_POLL_S)
+
+    def scrapes(self) -> dict[str, Scrape]:
         """Return each worker's series."""
         return {
-            name: Scrape.of(self.http, f"http://{status['metrics_address']}")
-            for name, status in statuses(self).items()
+            name: Scrape.of(self._http, f"http://{status['metrics_address']}")
+            for name, status in statuses(self.router(self.shape.routers[0])).items()
         }
 
     def begin(self) -> None:
@@ -141,8 +212,8 @@ class ChaosCluster:
         return toil
 
     def _toil_in_all(self) -> Counter[str]:
-        workers = self.workers()
-        decodes = [workers[name] for name in DECODES]
+        workers = self.scrapes()
+        decodes = [workers[name] for name in self.shape.decodes]
         outcomes = ("completed", "peer_lost", "timed_out", "revoked")
         counts = {
             outcome: total_over(decodes, "dovetail:handoffs_total", outcome=outcome)
@@ -168,9 +239,19 @@ class ChaosCluster:
             time.sleep(_POLL_S)
 
     def complaints(self) -> list[str]:
-        """Return what any process, dead ones too, logged as an error."""
+        """Return what any process, dead ones too, logged as an error, and who ended badly."""
         lines = [line for lives in self._lives.values() for life in lives for line in life.err]
-        return [line for line in lines if _COMPLAINT.match(line)]
+        return [*self.ended_badly, *(line for line in lines if _COMPLAINT.match(line))]
+
+    def dispatches(self) -> dict[str, set[str]]:
+        """Return the workers that each request was sent to, by the request's `x-request-id`."""
+        found: dict[str, set[str]] = {}
+        lives = [life for name in self.shape.routers for life in self._lives[name]]
+        for line in (line for life in lives for line in life.err):
+            sent = _SENT.search(line)
+            if sent:
+                found.setdefault(sent[2], set()).add(sent[1])
+        return found
 
     def _dead(self) -> list[str]:
         return [name for name in self._lives if self._life(name).process.poll() is not None]
@@ -178,42 +259,51 @@ class ChaosCluster:
     def _in_use(self) -> list[str]:
         """Return what the processes' series say of requests under way."""
         found: list[str] = []
-        workers = self.workers()
+        workers = self.scrapes()
         for name, series in workers.items():
             blocks = series.blocks
             found += [f"{name}: {blocks[state]} {state}" for state in IN_USE if blocks[state]]
             if sum(blocks[state] for state in BLOCK_STATES) != blocks["total"]:
                 found.append(f"{name}: {blocks} do not sum up")
-        router = Scrape.of(self.http, self.url)
-        for name, series in {**workers, "router": router}.items():
+        ends = {name: self.router(name) for name in self.shape.routers}
+        routers = {name: Scrape.of(end.http, end.url) for name, end in ends.items()}
+        for name, series in {**workers, **routers}.items():
             totals = [(gauge, series.total(gauge)) for gauge in _GAUGES]
             found += [f"{name}: {total:g} {gauge}" for gauge, total in totals if total]
         return found
 
     def _grown(self) -> list[str]:
-        now, allowed = self._sizes_now(), self._sizes
-        grown = [name for name in allowed if now[name] > allowed[name]]
-        return [f"{name}: {now[name]} were {allowed[name]}" for name in grown]
+        """Return what there is more of than at the beginning, in processes that lived on."""
+        now = self._sizes_now()
+        grown = [name for name, allowed in self._sizes.items() if now.get(name, 0) > allowed]
+        return [f"{name}: {now[name]} were {self._sizes[name]}" for name in grown]
 
     def _sizes_now(self) -> dict[str, int]:
-        """Return what must not grow: open files of those that live on, and etcd's keys."""
-        lasting = {name: self._life(name).process.pid for name in ("router", *DECODES)}
-        sizes = {f"files of {name}": psutil.Process(pid).num_fds() for name, pid in lasting.items()}
-        keys = self._etcd.ctl("get", "--prefix", "--keys-only", "/dovetail/").split()
+        """Return what must not grow: open files, and etcd's keys."""
+        lasting = (*self.shape.routers, *self.shape.decodes)
+        pids = {name: self._life(name).process.pid for name in lasting}
+        sizes = {f"files of {name} ({pid})": _num_files(pid) for name, pid in pids.items()}
+        keys = self.etcd.ctl("get", "--prefix", "--keys-only", "/dovetail/").split()
         return sizes | {"etcd keys": len(keys)}
 
     def _launch(self, name: str, *arguments: str) -> None:
         program = str(Path(sys.executable).with_name("dovetail"))
         lives = self._lives.setdefault(name, [])
         directory = self._directory / f"{name}.{len(lives)}"
-        command = [program, *arguments, "--etcd", self._etcd.endpoint, *_SETTINGS]
-        lives.append(self._stack.enter_context(Launched(command, directory)))
+        shared = ("--etcd", self.etcd.endpoint, *_SETTINGS, *self.shape.settings)
+        lives.append(self._stack.enter_context(Launched([program, *arguments, *shared], directory)))
 
     def _life(self, name: str) -> Launched:
         return self._lives[name][-1]
 
 
+def _num_files(pid: int) -> int:
+    return psutil.Process(pid).num_fds()
+
+
 _COMPLAINT = re.compile(r"\S+ \S+ (ERROR|CRITICAL) |Traceback ")
+
+_SENT = re.compile(r": sent to (\S+): .* request_id=(\S+)$")
 
 _GAUGES = (
     "dovetail:requests",

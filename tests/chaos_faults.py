@@ -1,66 +1,223 @@
-"""What befalls prefill workers while requests run: every second or two one is killed or frozen."""
+"""What befalls a cluster while requests run: the lines of a table in random order, over and over.
+
+Somebody must be left to serve: of decode workers, and of routers, one is spared while another is
+struck. Prefill workers may all be gone, and etcd too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import random
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from tests.chaos_cluster import PREFILLS, TRY_S, ChaosCluster
+from core.clock import Clock
+from tests.chaos_cluster import TRY_S, ChaosCluster
 
-_LONG_S = 3.0
-"""Longer than heartbeats may be missing, and than a fence is waited for: it thaws into a sink."""
+ETCD = "etcd"
+
+_DEAD_S = (0.0, 1.0)
+
+
+class What(enum.StrEnum):
+    """What is done to a process."""
+
+    KILL = "kill"
+    STOP = "stop"
+    FREEZE = "freeze"
+    FREEZE_LONG = "freeze long"
+    RESTART = "restart"
+    EMPTY = "restart empty"
+    REVOKE = "revoke lease"
+
+
+class Entry(NamedTuple):
+    """One line of the table of faults.
+
+    Attributes:
+        role: "prefill", "decode", "router", "etcd".
+        frozen_s: how long it is frozen, from and to.
+    """
+
+    role: str
+    what: What
+    frozen_s: tuple[float, float] = (1.0, 6.0)
+
+
+_PROCESSES = ("prefill", "decode", "router")
+TABLE = (
+    *(Entry(role, what) for role in _PROCESSES for what in (What.KILL, What.STOP, What.FREEZE)),
+    Entry(ETCD, What.FREEZE, (3.0, 3.0)),
+    Entry(ETCD, What.FREEZE_LONG, (15.0, 15.0)),
+    Entry(ETCD, What.RESTART),
+    Entry(ETCD, What.EMPTY),
+    Entry(ETCD, What.REVOKE),
+)
+"""SIGKILL, SIGTERM and SIGSTOP of each process; etcd frozen, killed and started again with its data
+and without, and a worker's lease revoked."""
+
+OUTAGE_TABLE = tuple(
+    entry._replace(frozen_s=(60.0, 60.0)) if entry.what is What.FREEZE_LONG else entry
+    for entry in TABLE
+)
+"""With etcd frozen for a minute at a time."""
+
+PREFILL_TABLE = (
+    Entry("prefill", What.KILL),
+    Entry("prefill", What.FREEZE, (3.0, 3.0)),
+    Entry("prefill", What.FREEZE, (TRY_S, TRY_S + 0.3)),
+)
+"""Frozen longer than a fence is waited for, so that it thaws into a sink; or just given up."""
+
+
+class Strike(NamedTuple):
+    """One thing that befell a process, and when; `ended` once all others have it back."""
+
+    victim: str
+    what: What
+    began: float
+    ended: float = float("inf")
+
+    @property
+    def ends_connections(self) -> bool:
+        """Whether the victim ends what it has not answered."""
+        return self.what in (What.KILL, What.STOP)
+
+    def overlaps(self, began: float, ended: float) -> bool:
+        """Whether anything of that time lies within it."""
+        return self.began <= ended and began <= self.ended
 
 
 class Strikes:
     """Strikes until the event is set; then everyone lives and runs again.
 
     Attributes:
-        counts: kills and freezes so far.
+        done: all strikes so far, those under way too, as they began.
+
+    Args:
+        every_s: seconds between strikes, from and to.
     """
 
-    def __init__(self, cluster: ChaosCluster, dice: random.Random) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(
+        self,
+        cluster: ChaosCluster,
+        dice: random.Random,
+        clock: Clock,
+        *,
+        table: Sequence[Entry] = TABLE,
+        every_s: tuple[float, float] = (3.0, 3.0),
+    ) -> None:
+        self.done: list[Strike] = []
         self._cluster = cluster
         self._dice = dice
-        self._dead: set[str] = set()
-        self._frozen: set[str] = set()
+        self._clock = clock
+        self._table = table
+        self._every_s = every_s
+        self._deck: list[Entry] = []
+        self._struck: set[str] = set()
+        shape = cluster.shape
+        self._names = {
+            "prefill": shape.prefills,
+            "decode": shape.decodes,
+            "router": shape.routers,
+            ETCD: (ETCD,),
+        }
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Strikes so far by what and whom."""
+        return Counter(f"{one.what} {one.victim.partition('-')[0]}" for one in self.done)
+
+    def routers(self) -> list[str]:
+        """Return the routers that a load balancer would send to: those that are not being ended, or
+        just started."""
+        gone = {one.victim for one in self.done if one.ends_connections and one.ended == _NEVER}
+        return [name for name in self._cluster.shape.routers if name not in gone]
 
     async def run(self, are_over: asyncio.Event) -> None:
         """See the class."""
-        wait_s = self._dice.uniform(0.1, 0.8)
+        first_s, last_s = self._every_s
+        wait_s = self._dice.uniform(0.1 * first_s, 0.8 * first_s)
         async with asyncio.TaskGroup() as group:
             while not await _is_set_within(are_over, wait_s):
                 self._strike(group)
-                wait_s = self._dice.uniform(1.0, 2.0)
+                wait_s = self._dice.uniform(first_s, last_s)
 
     def _strike(self, group: asyncio.TaskGroup) -> None:
-        victim = self._dice.choice(PREFILLS)
-        is_kill = self._dice.random() < 0.5
-        if victim in self._dead or (victim in self._frozen and not is_kill):
-            return
-        if is_kill:
-            self.counts["kills"] += 1
-            group.create_task(self._kill(victim, self._dice.uniform(0.0, 0.5)))
-        else:
-            self.counts["freezes"] += 1
-            given_up_s = self._dice.uniform(TRY_S, TRY_S + 0.3)
-            group.create_task(self._freeze(victim, self._dice.choice((_LONG_S, given_up_s))))
+        """Carry out the first entry left of the table that has a victim now."""
+        if not self._deck:
+            self._deck = self._dice.sample(self._table, len(self._table))
+        for entry in self._deck:
+            victim = self._dice.choice(self._names[entry.role])
+            if self._may_be_struck(victim, entry.role):
+                self._deck.remove(entry)
+                group.create_task(self._carry_out(victim, entry), name=f"{entry.what} {victim}")
+                return
 
-    async def _kill(self, victim: str, dead_s: float) -> None:
-        self._dead.add(victim)
-        self._cluster.kill(victim)
-        await asyncio.sleep(dead_s)
-        self._cluster.start(victim)
-        await asyncio.to_thread(self._cluster.wait_ready, victim)
-        self._dead.remove(victim)
+    def _may_be_struck(self, victim: str, role: str) -> bool:
+        if victim in self._struck:
+            return False
+        others = set(self._names[role]) - {victim} - self._struck
+        return bool(others) or role in ("prefill", ETCD)
+
+    async def _carry_out(self, victim: str, entry: Entry) -> None:
+        number = len(self.done)
+        self.done.append(Strike(victim, entry.what, self._clock.now()))
+        self._struck.add(victim)
+        match entry.what:
+            case What.FREEZE | What.FREEZE_LONG:
+                await self._freeze(victim, self._dice.uniform(*entry.frozen_s))
+            case What.KILL:
+                self._cluster.kill(victim)
+                await self._begin_again(victim)
+            case What.STOP:
+                await asyncio.to_thread(self._cluster.terminate, victim)
+                await self._begin_again(victim)
+            case What.RESTART | What.EMPTY:
+                is_empty = entry.what is What.EMPTY
+                await asyncio.to_thread(self._cluster.etcd.restart, empty=is_empty)
+            case What.REVOKE:
+                await asyncio.to_thread(self._revoke)
+        self._struck.remove(victim)
+        self.done[number] = self.done[number]._replace(ended=self._clock.now())
 
     async def _freeze(self, victim: str, frozen_s: float) -> None:
-        self._frozen.add(victim)
-        self._cluster.freeze(victim)
+        cluster = self._cluster
+        if victim == ETCD:
+            cluster.etcd.freeze()
+            await asyncio.sleep(frozen_s)
+            cluster.etcd.thaw()
+            return
+        cluster.freeze(victim)
         await asyncio.sleep(frozen_s)
-        self._cluster.thaw(victim)
-        self._frozen.remove(victim)
+        cluster.thaw(victim)
+        if victim in cluster.workers:
+            await self._until_known(victim)
+
+    async def _begin_again(self, victim: str) -> None:
+        await asyncio.sleep(self._dice.uniform(*_DEAD_S))
+        self._cluster.start(victim)
+        await asyncio.to_thread(self._cluster.wait_ready, victim)
+        if victim in self._cluster.workers:
+            await self._until_known(victim)
+        else:
+            await asyncio.to_thread(self._cluster.wait_serving, victim)
+
+    async def _until_known(self, worker: str) -> None:
+        """Return once a router that runs sends to a worker's present life: until then, no other of
+        its role may be struck."""
+        router = next(name for name in self.routers() if name not in self._struck)
+        await asyncio.to_thread(self._cluster.wait_known, router, worker)
+
+    def _revoke(self) -> None:
+        _, *leases = self._cluster.etcd.ctl("lease", "list").splitlines()
+        if leases:
+            self._cluster.etcd.ctl("lease", "revoke", self._dice.choice(leases))
+
+
+_NEVER = float("inf")
 
 
 async def _is_set_within(event: asyncio.Event, wait_s: float) -> bool:

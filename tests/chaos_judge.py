@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tests.chaos_client import Answered, Told
-from tests.chaos_requests import GENERATED_LOGPROB, Expected, Request
+from tests.chaos_requests import Expected, Request
 
 
 class Kind(enum.StrEnum):
@@ -97,7 +97,8 @@ def _kind_of_difference(rest: tuple[int, ...], right: tuple[int, ...], at: int) 
 def _judge_logprobs(request: Request, told: Told, right: Expected, index: int) -> Iterator[Fault]:
     if request.body.get("logprobs") is None:
         return
-    expected = [*right.scores, *[GENERATED_LOGPROB] * len(told.token_ids)]
+    num_echoed = len(right.logprobs) - len(right.token_ids)
+    expected = list(right.logprobs[: num_echoed + len(told.token_ids)])
     if told.logprobs != expected:
         yield Fault(Kind.WRONG, f"choice {index}: log-probabilities {told.logprobs} for {expected}")
 

@@ -53,14 +53,15 @@ class Expected:
     """One choice of a right answer.
 
     Attributes:
-        scores: log-probabilities of the echoed prompt's tokens, the first's being None.
+        logprobs: of the echoed prompt's tokens, the first's being None, and of the tokens; empty
+            where they are not asked for.
     """
 
     prompt: tuple[int, ...]
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
-    scores: tuple[float | None, ...]
+    logprobs: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Request:
         stop: a stop string that comes in some choice, by which the router aborts that one; or "".
         leaves: None: its client stays.
         closes_half: its client stops sending, and goes on reading.
+        known: the right choices, where another oracle than the mock's has said them.
     """
 
     path: str
@@ -84,6 +86,7 @@ class Request:
     stop: str = ""
     leaves: Leaving | None = None
     closes_half: bool = False
+    known: tuple[Expected, ...] = ()
 
     @property
     def is_stream(self) -> bool:
@@ -99,7 +102,9 @@ class Request:
     def expected(self) -> tuple[Expected, ...]:
         """The right choices, by their index."""
         samples = range(self.sampling.n)
-        return tuple(self._expect(prompt, at) for prompt in self.prompts for at in samples)
+        return self.known or tuple(
+            self._expect(prompt, at) for prompt in self.prompts for at in samples
+        )
 
     def _expect(self, prompt: tuple[int, ...], sample_index: int) -> Expected:
         token_ids = _tokens(prompt, self.sampling, sample_index)
@@ -107,13 +112,15 @@ class Request:
         token_ids = token_ids[:cut]
         text = _decoded(token_ids)
         is_cut = self.stop != "" and self.stop in text
+        scores = _scores(prompt) if self.echo else ()
+        is_scored = self.body.get("logprobs") is not None
         echoed = smollm2_text().decode(prompt, skip_special_tokens=False) if self.echo else ""
         return Expected(
             prompt=prompt,
             token_ids=token_ids,
             text=echoed + (text[: text.index(self.stop)] if is_cut else text),
             finish_reason="stop" if is_cut else "length",
-            scores=_scores(prompt) if self.echo else (),
+            logprobs=(*scores, *[GENERATED_LOGPROB] * len(token_ids)) if is_scored else (),
         )
 
 
@@ -189,6 +196,8 @@ class Drawing:
             extras["cache_salt"] = f"tenant {dice.randrange(3)}"
         if dice.random() < 0.3:
             extras["priority"] = dice.randint(-1, 1)
+        if dice.random() < 0.2:
+            extras |= penalties(dice)
         return extras
 
     def _stop(self, prompt: tuple[int, ...], sampling: SamplingParams) -> str:
@@ -204,6 +213,12 @@ class Drawing:
             after_s=dice.uniform(0.0, 3.0),
             after_events=dice.choice((0, *(dice.randint(1, 40) for _ in range(5)))),
         )
+
+
+def penalties(dice: random.Random) -> dict[str, float]:
+    """Return one or two penalties."""
+    names = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+    return {name: dice.choice((0.5, 1.2)) for name in dice.sample(names, dice.randint(1, 2))}
 
 
 def _fields(sampling: SamplingParams) -> dict[str, Any]:

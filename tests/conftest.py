@@ -16,7 +16,7 @@ let_threads_sleep()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Know what `tests/fault/test_chaos.py` is asked for on the command line."""
-    parser.addoption("--chaos-seeds", default="1-10", help="seeds of test_chaos.py: FIRST-LAST")
+    parser.addoption("--chaos-seeds", default="1-5", help="seeds of test_chaos.py: FIRST-LAST")
 
 
 @pytest.fixture(scope="session")

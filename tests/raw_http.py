@@ -78,11 +78,11 @@ class RawClient:
             yield await self._reader.read()
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        """Yield the chunks of a body."""
-        while size := int(await self._reader.readline(), 16):
+        """Yield the chunks of a body; EOFError where it breaks off."""
+        while size := int(await self._reader.readuntil(b"\n"), 16):
             chunk = await self._reader.readexactly(size + 2)
             yield chunk[:-2]
-        assert await self._reader.readline() == b"\r\n"
+        assert await self._reader.readuntil(b"\n") == b"\r\n"
 
     async def rest(self) -> bytes:
         """Return what comes until the server closes."""

@@ -1,25 +1,26 @@
-"""200 mixed requests at once, whose clients leave, while prefill workers are killed and frozen: of
-no answer anything is lost, wrong or repeated, and nothing of any request is left.
+"""Mixed requests whose clients leave, while processes are killed, stopped and frozen: of no answer
+anything is lost, wrong or repeated, and nothing of any request is left.
 
-`--chaos-seeds 1-100` runs others than the ten. A seed fixes the requests, who leaves when, and who
+Crowded: 200 at once on small pools, of which prefill workers are struck every second or two.
+Steady: so many a second at two routers, and every fault of the table; `make chaos` has more of it.
+
+`--chaos-seeds 1-100` runs others than the five. A seed fixes the requests, who leaves when, and who
 is hit when, though not what the machine makes of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
 from core.clock import SystemClock
 from tests.chaos_client import Answered, ask
-from tests.chaos_cluster import ChaosCluster
-from tests.chaos_faults import Strikes
-from tests.chaos_judge import Fault, Kind, judge
-from tests.chaos_requests import Drawing, Request
+from tests.chaos_cluster import CROWDED, STEADY, ChaosCluster
+from tests.chaos_faults import ETCD, PREFILL_TABLE, TABLE, What
+from tests.chaos_requests import Request
+from tests.chaos_run import Plan, Report, drawn, run, warm_up
 from tests.etcd_server import EtcdServer
 from tests.figures import Figures
 
@@ -41,75 +42,71 @@ def seeds_of(config: pytest.Config) -> range:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosCluster]:
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosCluster]:
     """Yield one cluster for all seeds: each leaves it as it found it, or fails."""
-    directory = tmp_path_factory.mktemp("chaos")
-    with EtcdServer(directory) as etcd, ChaosCluster(directory, etcd) as cluster:
-        # Everyone is connected with everyone from here on: what was opened for that stays open.
-        asyncio.run(answers_of(cluster, drawn(0)))
-        assert cluster.leaks() == []
-        cluster.begin()
+    directory = tmp_path_factory.mktemp("crowded")
+    with EtcdServer(directory) as etcd, ChaosCluster(directory, etcd, CROWDED) as cluster:
+        warm_up(cluster, drawn(0, NUM_REQUESTS))
         yield cluster
 
 
-def drawn(seed: int) -> list[Request]:
-    """Return a seed's requests, and work out now what they must be answered: there is no processor
-    to spare while they run."""
-    drawing = Drawing(seed)
-    requests = [drawing.draw() for _ in range(NUM_REQUESTS)]
-    assert all(request.expected for request in requests)
-    return requests
+def expect_clean(report: Report, figures: Figures) -> None:
+    """Assert that nothing was wrong, and that it had cause to be."""
+    figures(report.line())
+    assert report.is_clean, "\n".join(report.details())
+    assert report.faults, "nobody was hit"
+    assert report.num_left >= len(report.outcomes) // 20
 
 
-async def answers_of(cluster: ChaosCluster, requests: Sequence[Request]) -> list[Answered]:
-    """Send all at once."""
-    return await asyncio.gather(*(ask(cluster.port, request) for request in requests))
-
-
-async def answers_under(
-    strikes: Strikes, cluster: ChaosCluster, requests: Sequence[Request]
-) -> list[Answered]:
-    """Send all at once, under strikes until the last is answered; return once all workers run."""
-    are_over = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(strikes.run(are_over))
-        try:
-            return await answers_of(cluster, requests)
-        finally:
-            are_over.set()
-
-
-def test_no_seed_finds_a_fault(cluster: ChaosCluster, seed: int, figures: Figures) -> None:
-    clock = SystemClock()
-    requests = drawn(seed)
-    started, before = clock.now(), cluster.toil()
-    strikes = Strikes(cluster, random.Random(f"strikes of {seed}"))
-    answers = asyncio.run(answers_under(strikes, cluster, requests))
-    faults: list[tuple[int, Fault]] = []
-    for number, (request, answered) in enumerate(zip(requests, answers, strict=True)):
-        faults += [(number, fault) for fault in judge(request, answered)[:1]]
-    cluster.wait_live()
-    leaks = cluster.leaks()
-    counts = Counter(fault.kind for _, fault in faults)
-    num_left = sum(one.has_left for one in answers)
-    found = ", ".join(f"{counts[kind]} {kind}" for kind in Kind)
-    toil = cluster.toil()
+def test_a_crowd_at_once(crowded: ChaosCluster, seed: int, figures: Figures) -> None:
+    before = crowded.toil()
+    plan = Plan(seed, every_s=(1.0, 2.0), table=PREFILL_TABLE)
+    report = run(crowded, drawn(seed, NUM_REQUESTS), plan, SystemClock())
+    toil = crowded.toil()
     toil.subtract(before)
-    hits = ", ".join(f"{count} {name}" for name, count in (strikes.counts + toil).items())
-    figures(
-        f"chaos, seed {seed}: {len(answers)} requests, {found}, {len(leaks)} leaked; "
-        f"{hits}, {num_left} left, {clock.now() - started:.1f} s"
-    )
-    assert not faults, faults
-    assert not leaks, leaks
-    assert cluster.complaints() == []
-    assert strikes.counts, "nobody was hit"
-    assert num_left >= NUM_REQUESTS // 20
+    figures(", ".join(f"{count} {name}" for name, count in toil.items()))
+    expect_clean(report, figures)
 
 
-def test_the_cluster_was_not_spared(cluster: ChaosCluster, pytestconfig: pytest.Config) -> None:
+def test_the_crowd_was_not_spared(crowded: ChaosCluster, pytestconfig: pytest.Config) -> None:
     """What the seeds are for has happened: attempts lost, late writers fenced off, preemptions."""
-    if len(seeds_of(pytestconfig)) < 10:
+    if len(seeds_of(pytestconfig)) < 5:
         pytest.skip("too few seeds to tell")
-    toil = cluster.toil()
+    toil = crowded.toil()
     assert all(toil.values()), toil
+
+
+def test_steady_traffic_at_two_routers(
+    tmp_path_factory: pytest.TempPathFactory, figures: Figures
+) -> None:
+    directory = tmp_path_factory.mktemp("steady")
+    table = [entry for entry in TABLE if entry.what is not What.FREEZE_LONG]
+    with EtcdServer(directory) as etcd, ChaosCluster(directory, etcd, STEADY) as cluster:
+        warm_up(cluster, drawn(0, 50))
+        plan = Plan(7, rate_hz=12.0, every_s=(1.0, 1.5), table=table)
+        report = run(cluster, drawn(7, NUM_REQUESTS), plan, SystemClock())
+        expect_clean(report, figures)
+        assert any(ETCD in fault for fault in report.faults), report.faults
+        assert any("router" in fault for fault in report.faults), report.faults
+        assert any("decode" in fault for fault in report.faults), report.faults
+        expect_both_routers_to_spread(cluster)
+
+
+def expect_both_routers_to_spread(cluster: ChaosCluster) -> None:
+    """Assert that what comes to both at one moment, in which no load report can tell the one of the
+    other's, goes to all workers."""
+    requests = [one for one in drawn(8, 60) if one.leaves is None and one.disaggregate != "never"]
+    answers = asyncio.run(_ask_all(cluster, requests))
+    for role, names in (
+        ("decode_worker", cluster.shape.decodes),
+        ("prefill_worker", cluster.shape.prefills),
+    ):
+        used = [answered.path[role] for answered in answers if answered.path.get(role)]
+        for name in names:
+            assert used.count(name) >= len(used) // 5, (role, used)
+
+
+async def _ask_all(cluster: ChaosCluster, requests: list[Request]) -> list[Answered]:
+    ports = [cluster.ports[name] for name in cluster.shape.routers]
+    asked = (ask(ports[at % len(ports)], request) for at, request in enumerate(requests))
+    return await asyncio.gather(*asked)

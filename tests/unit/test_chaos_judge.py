@@ -31,7 +31,7 @@ def right_answer(request: Request) -> Answered:
             token_ids=list(right.token_ids),
             text=right.text,
             finish_reasons=[right.finish_reason],
-            logprobs=[*right.scores, *[-0.5] * len(right.token_ids)],
+            logprobs=list(right.logprobs),
         )
     num_tokens = sum(len(right.token_ids) for right in request.expected)
     answered.usage = {"prompt_tokens": 40, "completion_tokens": num_tokens}
@@ -45,7 +45,7 @@ def test_a_right_answer_has_no_faults() -> None:
 def _tokens(change: Callable[[list[int]], list[int]]) -> Callable[[Answered], None]:
     def spoil(answered: Answered) -> None:
         answered.told[1].token_ids = change(answered.told[1].token_ids)
-        answered.told[1].logprobs = [*REQUEST.expected[1].scores]
+        answered.told[1].logprobs = [*REQUEST.expected[1].logprobs[: len(PROMPT)]]
         answered.told[1].logprobs += [-0.5] * len(answered.told[1].token_ids)
 
     return spoil
