@@ -273,6 +273,8 @@ def _parse(dotted: str, text: str, wanted: Any) -> Any:
             return wanted(text)
         except ValueError:
             return text  # refused by _check_section, which names the field
+    if wanted is bool:
+        return {"true": True, "false": False}.get(text, text)
     return text
 
 
@@ -292,7 +294,9 @@ def _describe(wanted: Any) -> str:
         return " or ".join(repr(choice) for choice in get_args(wanted))
     if get_origin(wanted) is tuple:
         return "a list of texts"
-    return {int: "a whole number", float: "a number", str: "a text"}.get(wanted, str(wanted))
+    return {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}.get(
+        wanted, str(wanted)
+    )
 
 
 _POSITIVE = (

@@ -84,4 +84,6 @@ def _value(value: Any) -> str:
         # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped, and for
         # characters beyond the first plane, which JSON would escape as a surrogate pair.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
     return repr(value)

@@ -31,6 +31,11 @@ def test_an_override_may_be_a_toml_list(field: str, text: str) -> None:
     assert getattr(getattr(load({}, {field: "[]"}), section), key) == ()
 
 
+def test_an_override_may_be_true_or_false() -> None:
+    for text, value in (("true", True), ("false", False)):
+        assert load({}, {"kv_transfer.verify": text}).kv_transfer.verify is value
+
+
 def test_override_wins_over_the_file() -> None:
     assert load({"http": {"port": 1}}, {"http.port": "2"}).http.port == 2
 
@@ -51,6 +56,7 @@ def test_whole_number_is_accepted_where_a_number_is_wanted() -> None:
         ({}, {"log.xyz": "1"}, ["key in [log]: 'xyz'; there are format, level"]),
         ({}, {"api.keys": '["one'}, ["api.keys = '[\"one'", "TOML list", "a,b"]),
         ({}, {"api.keys": "[1]"}, ["api.keys", "list of texts"]),
+        ({}, {"kv_transfer.verify": "yes"}, ["kv_transfer.verify", "'yes'", "true or false"]),
         ({}, {"http.port": "eight"}, ["http.port", "'eight'", "whole number"]),
         ({"engine": {"executor": "gpu"}}, {}, ["engine.executor", "'gpu'", "'torch' or 'mock'"]),
         ({"api": {"keys": "one"}}, {}, ["api.keys", "list of texts"]),
