@@ -1,19 +1,22 @@
 """The clients of a chaos run: requests at a steady rate, or all at once, to all routers in turn.
 
 A client whose router is ended in the midst of an answer sees its connection break, and sends its
-request again to another, as HTTP clients do. Any other trouble is the cluster's fault.
+request again to another, as HTTP clients do; likewise one that insists on a prefill worker, and is
+told with 503 that there is none, while all of them are struck. Any other trouble is the cluster's
+fault.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from core.clock import Clock
 from tests.chaos_client import Answered, ask
+from tests.chaos_cluster import ChaosCluster
 from tests.chaos_faults import Strike
 from tests.chaos_judge import Fault, judge
 from tests.chaos_requests import Request
@@ -28,7 +31,7 @@ class Outcome:
 
     Attributes:
         name: its `x-request-id`.
-        broken: what came on connections that ended with their router.
+        broken: what came of the tries before the last.
         answered: what came on the last one.
         routers: whom it was sent to.
     """
@@ -64,20 +67,21 @@ class Load:
         outcomes: in the order sent.
 
     Args:
-        ports: by router.
+        cluster: whom to send to.
         strikes: what befell whom so far; grows.
         routers: returns those that a load balancer would send to.
     """
 
     def __init__(
         self,
-        ports: dict[str, int],
+        cluster: ChaosCluster,
         strikes: Sequence[Strike],
         routers: Callable[[], Sequence[str]],
         clock: Clock,
     ) -> None:
         self.outcomes: list[Outcome] = []
-        self._ports = ports
+        self._ports = cluster.ports
+        self._prefills = cluster.shape.prefills
         self._strikes = strikes
         self._routers = routers
         self._clock = clock
@@ -95,14 +99,15 @@ class Load:
                 group.create_task(self._follow(outcome), name=name)
 
     async def _follow(self, outcome: Outcome) -> None:
-        """Send one request, to another router whenever its own was ended."""
+        """Send one request, and again where that is its client's part."""
         for _ in range(_MAX_TRIES):
             router = self._choose(outcome)
             began = self._clock.now()
             outcome.routers.append(router)
             outcome.answered = await ask(self._ports[router], outcome.request, outcome.name)
             outcome.ended = self._clock.now()
-            if not self._broke(outcome.answered, router, began, outcome.ended):
+            struck = {one for one in self._strikes if one.overlaps(began, outcome.ended)}
+            if not self._must_try_again(outcome, router, struck):
                 return
             outcome.broken.append(outcome.answered)
             await asyncio.sleep(_RETRY_S)
@@ -114,14 +119,16 @@ class Load:
         others = [name for name in routers if name != last] or routers
         return others[next(self._turn) % len(others)]
 
-    def _broke(self, answered: Answered, router: str, began: float, ended: float) -> bool:
+    def _must_try_again(self, outcome: Outcome, router: str, struck: Set[Strike]) -> bool:
+        answered = outcome.answered
         is_whole = answered.has_left or (answered.num_ends and not answered.error)
         if is_whole and answered.status in (None, 200):
             return False
-        return any(
-            one.victim == router and one.ends_connections and one.overlaps(began, ended)
-            for one in self._strikes
-        )
+        if any(one.victim == router and one.ends_connections for one in struck):
+            return True
+        insists = outcome.request.disaggregate == "always"
+        has_none = answered.status == 503 and '"no_prefill_worker"' in answered.error
+        return insists and has_none and {one.victim for one in struck} >= set(self._prefills)
 
 
 def extra_latency_s(

@@ -1,8 +1,8 @@
 """`make chaos`: a cluster under load and every fault of the table; of no answer anything is lost,
 wrong or repeated, and nothing of any request is left. One `CHAOS {json}` line a seed.
 
-Every fifth seed freezes etcd for a minute at a time. A seed fixes the requests, who leaves when, and
-who is hit by what, though not what the machine makes of it.
+Every fifth seed freezes etcd for a minute at a time. A seed fixes the requests, who leaves when,
+and who is hit by what, though not what the machine makes of it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def run(cluster: ChaosCluster, requests: Sequence[Request], plan: Plan, clock: C
     started = clock.now()
     dice = random.Random(f"strikes of {plan.seed}")
     strikes = Strikes(cluster, dice, clock, table=plan.table, every_s=plan.every_s)
-    load = Load(cluster.ports, strikes.done, strikes.routers, clock)
+    load = Load(cluster, strikes.done, strikes.routers, clock)
     asyncio.run(_send_under(strikes, load, requests, plan.rate_hz))
     found: dict[str, list[str]] = {kind.value: [] for kind in Kind}
     for outcome in load.outcomes:
@@ -148,7 +148,7 @@ def drawn(seed: int, count: int) -> list[Request]:
 def warm_up(cluster: ChaosCluster, requests: Sequence[Request]) -> list[Outcome]:
     """Send requests undisturbed, so that everyone is connected with everyone, and begin to count:
     what was opened for that stays open."""
-    load = Load(cluster.ports, [], lambda: cluster.shape.routers, SystemClock())
+    load = Load(cluster, [], lambda: cluster.shape.routers, SystemClock())
     asyncio.run(load.send(requests))
     assert cluster.leaks() == []
     cluster.begin()
