@@ -15,6 +15,11 @@ SpanPairs = tuple[list[Span], list[Span]]
 """Local and remote spans of one write or read: of equal number, pairwise of equal size."""
 
 
+def spans_of(blocks: Sequence[BlockId], block_bytes: int) -> list[Span]:
+    """Return where blocks lie in a region, one span a block, in their order."""
+    return [Span(block * block_bytes, block_bytes) for block in blocks]
+
+
 def paired_spans(
     local: Sequence[BlockId], remote: Sequence[BlockId], block_bytes: int
 ) -> SpanPairs:
@@ -28,10 +33,7 @@ def paired_spans(
         ValueError: the numbers of blocks differ.
     """
     _require_equal("blocks", len(local), len(remote))
-    return merge_neighbours(
-        [Span(block * block_bytes, block_bytes) for block in local],
-        [Span(block * block_bytes, block_bytes) for block in remote],
-    )
+    return merge_neighbours(spans_of(local, block_bytes), spans_of(remote, block_bytes))
 
 
 def merge_neighbours(local: Sequence[Span], remote: Sequence[Span]) -> SpanPairs:

@@ -9,7 +9,10 @@ A peer whose process is gone is forgotten: its death says nothing about this wor
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from core.ids import Boot
+from core.messages import WorkerLoad
 
 FIRST_S = 1.0
 LIMIT_S = 30.0
@@ -51,3 +54,11 @@ class Paths:
     def forget(self, peer: Boot) -> None:
         """A peer's process is gone, or has no connection here."""
         self._reason_by_peer.pop(peer, None)
+
+
+def with_paths(load: WorkerLoad, paths: Paths, now: float) -> WorkerLoad:
+    """Return the load with what routers must know of the paths."""
+    failure = paths.failure
+    if not failure:
+        return load
+    return replace(load, path_failure=failure, is_unpaired=paths.is_avoided(now))

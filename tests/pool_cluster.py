@@ -295,6 +295,7 @@ class PoolCluster:
         self.prefills: list[PrefillWorker] = []
         self.streams: list[MemoryStream] = []
         self.dead: set[str] = set()
+        self.arrived: list[Notification] = []
         self.preemptions: list[tuple[str, str]] = []
         self.transports: dict[str, list[str]] = defaultdict(list)
 
@@ -325,7 +326,7 @@ class PoolCluster:
         machine = self.decode_machine = Machine(self, "decode-0", role, num_blocks)
         worker = self.decode = DecodeWorker(machine.record, self.config, SystemClock())
         await machine.start_threads(
-            worker.on_engine_events, worker.on_failure, worker.on_notification
+            worker.on_engine_events, worker.on_failure, self._on_notification
         )
         ports = DecodePorts(
             machine.engine,
@@ -374,6 +375,10 @@ class PoolCluster:
         """Wait until the first write is posted."""
         async with asyncio.timeout(5.0):
             await self._posted.wait()
+
+    def _on_notification(self, notification: Notification) -> None:
+        self.arrived.append(notification)
+        self.decode.on_notification(notification)
 
     def _on_transport(self, worker: str, transport: str) -> None:
         self.transports[worker].append(transport)
@@ -441,6 +446,7 @@ async def pool_cluster(
     max_inflight: int = 1,
     backend: Literal["nixl", "inprocess"] = "inprocess",
     prompt_token_s: float = 0.0,
+    verify: bool = False,
 ) -> AsyncGenerator[PoolCluster]:
     """Start a cluster, stop it, and fail if any of its tasks did."""
     config = Config(
@@ -453,7 +459,11 @@ async def pool_cluster(
             mock_prompt_token_s=prompt_token_s,
         ),
         kv_transfer=KvTransferConfig(
-            backend=backend, try_s=try_s, quarantine_s=quarantine_s, max_receiving_share=0.5
+            backend=backend,
+            try_s=try_s,
+            quarantine_s=quarantine_s,
+            max_receiving_share=0.5,
+            verify=verify,
         ),
         control_plane=ControlPlaneConfig(heartbeat_s=0.05),
     )

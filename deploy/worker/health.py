@@ -1,6 +1,6 @@
 """Whether a worker is ready, for probes.
 
-    not registered yet -> ready <-> its fabric fails
+    not registered yet -> ready <-> its fabric fails, or no KV moves to or from any peer
                             '-> draining: not ready any more
 
 What etcd does after the first registration changes nothing: serving goes on without it, and an
@@ -20,10 +20,15 @@ class WorkerHealth:
 
     Args:
         fabric: asks the fabric for its health; raises FabricError when it has ended.
+        path_failure: says why no path to a peer works, see `kv_transfer.paths`; empty where one
+            does.
     """
 
-    def __init__(self, fabric: Callable[[], Awaitable[Health]]) -> None:
+    def __init__(
+        self, fabric: Callable[[], Awaitable[Health]], path_failure: Callable[[], str]
+    ) -> None:
         self._fabric = fabric
+        self._path_failure = path_failure
         self._was_registered = False
         self._is_draining = False
 
@@ -35,12 +40,16 @@ class WorkerHealth:
         """It takes nothing new from now on."""
         self._is_draining = True
 
-    async def is_ready(self) -> bool:
-        """Return whether a request that came now would be served."""
-        if not self._was_registered or self._is_draining:
-            return False
+    async def obstacle(self) -> str:
+        """Return why a request that came now would not be served as it should; empty if it would."""
+        if self._is_draining:
+            return "draining"
+        if not self._was_registered:
+            return "not registered in etcd yet"
         try:
             health = await self._fabric()
-        except FabricError:
-            return False
-        return health.ok
+        except FabricError as error:
+            return str(error)
+        if not health.ok:
+            return health.reason or "the fabric fails"
+        return self._path_failure()

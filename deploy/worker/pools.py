@@ -71,6 +71,11 @@ class Pools:
         self.decode.fail_over("its worker drained, and its time to do so was over")
 
     @property
+    def path_failure(self) -> str:
+        """Why no KV moves to or from anybody; empty where it does."""
+        return self.prefill.path_failure or self.decode.path_failure
+
+    @property
     def num_running(self) -> int:
         """Requests and attempts under way."""
         return self.decode.num_requests + self.prefill.num_attempts

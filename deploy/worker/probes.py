@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from core.errors import RequestError
 from router.web.asgi import Receive, Scope, Send, refuse_what_is_no_request, send_bytes
 from router.web.errors import error_body, error_headers
+
+_READY = {"status": "ready"}
 
 
 class WorkerApp:
@@ -16,7 +19,7 @@ class WorkerApp:
 
     Args:
         refresh: brings what `registry` shows up to date; awaited before each scrape.
-        is_ready: see `deploy.worker.health`.
+        obstacle: says why the worker is not ready, see `deploy.worker.health`.
     """
 
     def __init__(
@@ -24,11 +27,11 @@ class WorkerApp:
         registry: CollectorRegistry,
         *,
         refresh: Callable[[], Awaitable[None]],
-        is_ready: Callable[[], Awaitable[bool]],
+        obstacle: Callable[[], Awaitable[str]],
     ) -> None:
         self._registry = registry
         self._refresh = refresh
-        self._is_ready = is_ready
+        self._obstacle = obstacle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -48,10 +51,9 @@ class WorkerApp:
             case "/health" | "/health/live":
                 await send_bytes(send, 200, b'{"status":"alive"}')
             case "/health/ready":
-                is_ready = await self._is_ready()
-                body = b'{"status":"ready"}' if is_ready else b'{"status":"not ready"}'
-                status = 200 if is_ready else 503
-                await send_bytes(send, status, body)
+                reason = await self._obstacle()
+                said = {"status": "not ready", "reason": reason} if reason else _READY
+                await send_bytes(send, 503 if reason else 200, msgspec.json.encode(said))
             case _:
                 message = f"unknown route {path}: a worker serves /metrics and /health"
                 raise RequestError(message, status=404, code="not_found")

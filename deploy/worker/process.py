@@ -105,9 +105,9 @@ class _WorkerProcess:
         )
         rpc.listen("decode", parts.pools.prefill)
         rpc.listen("router", parts.pools.front)
-        self._health = WorkerHealth(self._fabric_health)
+        self._health = WorkerHealth(self._fabric_health, lambda: parts.pools.path_failure)
         app = WorkerApp(
-            parts.metrics.registry, refresh=self._refresh, is_ready=self._health.is_ready
+            parts.metrics.registry, refresh=self._refresh, obstacle=self._health.obstacle
         )
         http = ApiServer(app, options.listen_host, 0, http=config.http, clock=self._clock)
         # The record is whole before the first stream: a handshake shows it.

@@ -313,7 +313,7 @@ def _tell_tokens(state: PrefillSide) -> Step:
 def _write_failed(state: PrefillSide, event: WriteFailed, now: float) -> Step:
     number = {event.number}
     failed = replace(state, pending=state.pending - number, failed=state.failed | number)
-    return _fail(failed, event.reason, now)
+    return _fail(failed, event.reason, now, is_fabric=True)
 
 
 def _write_refused(state: PrefillSide, event: WriteRefused, now: float) -> Step:
@@ -321,36 +321,41 @@ def _write_refused(state: PrefillSide, event: WriteRefused, now: float) -> Step:
     if state.stage is Stage.STOPPING:
         return _when_over(state)
     stopped, effects = _stop(state, AttemptOutcome.FAILED, now)
-    return stopped, (Tell(HandoffFailed(state.ask.handoff, event.reason)), *effects)
+    told = Tell(HandoffFailed(state.ask.handoff, event.reason, is_fabric=True))
+    return stopped, (told, *effects)
 
 
 def _agent_destroyed(state: PrefillSide, before: int, now: float) -> Step:
     cut = frozenset(number for number in state.pending if number < before)
     failed = frozenset(number for number in state.failed if number >= before)
     state = replace(state, pending=state.pending - cut, failed=failed)
-    return _fail(state, "the fabric agent was replaced", now) if cut else _when_over(state)
+    if not cut:
+        return _when_over(state)
+    return _fail(state, "the fabric agent was replaced", now, is_fabric=False)
 
 
-def _fail(state: PrefillSide, reason: str, now: float) -> Step:
+def _fail(state: PrefillSide, reason: str, now: float, *, is_fabric: bool) -> Step:
     stopped, effects = _stop(replace(state, may_land=True), AttemptOutcome.FAILED, now)
     if state.may_land:
         return stopped, effects
-    return stopped, (Tell(HandoffFailed(state.ask.handoff, reason)), *effects)
+    told = Tell(HandoffFailed(state.ask.handoff, reason, is_fabric=is_fabric))
+    return stopped, (told, *effects)
 
 
 def _tick(state: PrefillSide, now: float) -> Step:
     if state.stage is Stage.STOPPING:
         return state, ()
     if now >= state.deadline:
-        return _time_out(state, "the request's time is over", now)
+        return _time_out(state, "the request's time is over", now, is_fabric=False)
     if state.pending and now >= state.written_at + state.try_s:
-        return _time_out(state, f"no write ended for {state.try_s} s", now)
+        return _time_out(state, f"no write ended for {state.try_s} s", now, is_fabric=True)
     return state, ()
 
 
-def _time_out(state: PrefillSide, reason: str, now: float) -> Step:
+def _time_out(state: PrefillSide, reason: str, now: float, *, is_fabric: bool) -> Step:
     stopped, effects = _stop(state, AttemptOutcome.TIMED_OUT, now)
-    return stopped, (Tell(HandoffFailed(state.ask.handoff, reason)), *effects)
+    told = Tell(HandoffFailed(state.ask.handoff, reason, is_fabric=is_fabric))
+    return stopped, (told, *effects)
 
 
 def _stop(state: PrefillSide, outcome: AttemptOutcome, now: float) -> Step:

@@ -199,7 +199,7 @@ async def test_a_write_that_was_not_posted_keeps_no_block() -> None:
     world.compute()
     world.stream.sent.clear()
     world.end_write(Poll(TransferState.REFUSED, "unknown peer"))
-    assert world.stream.sent == [HandoffFailed(HANDOFF, "unknown peer")]
+    assert world.stream.sent == [HandoffFailed(HANDOFF, "unknown peer", is_fabric=True)]
     assert len(world.attempts) == 0
     stream: Any = world.stream
     world.attempts.settle(stream, HANDOFF)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -23,9 +24,10 @@ class Probe:
 
     def __init__(self) -> None:
         self.fabric: Health | FabricError = WORKS
-        self.health = WorkerHealth(self.ask_fabric)
+        self.path_failure = ""
+        self.health = WorkerHealth(self.ask_fabric, lambda: self.path_failure)
         self.app = WorkerApp(
-            CollectorRegistry(), refresh=self.refresh, is_ready=self.health.is_ready
+            CollectorRegistry(), refresh=self.refresh, obstacle=self.health.obstacle
         )
 
     async def refresh(self) -> None:
@@ -37,6 +39,9 @@ class Probe:
         return self.fabric
 
     async def status(self) -> int:
+        return (await self.ask())[0]
+
+    async def ask(self) -> tuple[int, dict[str, str]]:
         sent: list[Any] = []
 
         async def send(message: Any) -> None:
@@ -44,7 +49,7 @@ class Probe:
 
         nothing: Any = None  # the body is not read
         await self.app({"type": "http", "path": "/health/ready"}, nothing, send)
-        return sent[0]["status"]
+        return sent[0]["status"], msgspec.json.decode(sent[1]["body"])
 
 
 async def test_a_worker_is_ready_from_its_registration_until_it_drains() -> None:
@@ -56,6 +61,7 @@ async def test_a_worker_is_ready_from_its_registration_until_it_drains() -> None
     assert await probe.status() == 503
     probe.health.registered()
     assert await probe.status() == 503, "its entry came back in etcd meanwhile"
+    assert await probe.ask() == (503, {"status": "not ready", "reason": "draining"})
 
 
 @pytest.mark.parametrize("fabric", [FAILS, FabricError("the fabric stopped")])
@@ -63,6 +69,16 @@ async def test_it_is_not_while_its_fabric_fails(fabric: Health | FabricError) ->
     probe = Probe()
     probe.health.registered()
     probe.fabric = fabric
-    assert await probe.status() == 503
+    reason = str(fabric) if isinstance(fabric, FabricError) else fabric.reason
+    assert await probe.ask() == (503, {"status": "not ready", "reason": reason})
     probe.fabric = WORKS
     assert await probe.status() == 200
+
+
+async def test_it_is_not_while_no_path_to_a_peer_works() -> None:
+    probe = Probe()
+    probe.health.registered()
+    probe.path_failure = "no KV moves: reset"
+    assert await probe.ask() == (503, {"status": "not ready", "reason": "no KV moves: reset"})
+    probe.path_failure = ""
+    assert await probe.ask() == (200, {"status": "ready"})
