@@ -1,7 +1,7 @@
 """Whether a worker is ready, for probes.
 
     not registered yet -> ready <-> its fabric fails, or no KV moves to or from any peer
-                            '-> draining: not ready any more
+                            '-> draining: not ready, until it has another role, or has left
 
 What etcd does after the first registration changes nothing: serving goes on without it, and an
 orchestrator that took all workers out of service with it would turn its outage into one of all.
@@ -36,12 +36,12 @@ class WorkerHealth:
         """Routers can find the worker."""
         self._was_registered = True
 
-    def draining(self) -> None:
-        """It takes nothing new from now on."""
-        self._is_draining = True
+    def draining(self, *, is_draining: bool = True) -> None:
+        """It takes nothing new from now on, or takes work again in another role."""
+        self._is_draining = is_draining
 
     async def obstacle(self) -> str:
-        """Return why a request that came now would not be served as it should; empty if it would."""
+        """Return why a request that came now would not be served as it should, or nothing."""
         if self._is_draining:
             return "draining"
         if not self._was_registered:

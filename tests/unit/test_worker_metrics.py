@@ -21,13 +21,13 @@ class Served:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.num_refreshed = 0
-        self.app = WorkerApp(registry, refresh=self.refresh, is_ready=self.is_ready)
+        self.app = WorkerApp(registry, refresh=self.refresh, obstacle=self.obstacle)
 
     async def refresh(self) -> None:
         self.num_refreshed += 1
 
-    async def is_ready(self) -> bool:
-        return True
+    async def obstacle(self) -> str:
+        return ""
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Return the answer's status and body."""
