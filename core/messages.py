@@ -1,7 +1,7 @@
 """What processes say to each other. Plain values; `control_plane.rpc` puts them into protobuf.
 
     router -> worker (role decode or both)   StartRequest, AbortRequest, MoveRequest
-    router -> worker (any role)              DrainWorker
+    router -> worker (any role)              DrainWorker, SwitchRole
     worker -> router                         TokenBatch, PromptScored, PathReport, RequestRefused,
                                              RequestFailed, RequestMoved, WorkerLoad
     decode -> prefill                        PrefillAsk, SettleHandoff
@@ -24,6 +24,7 @@ from core.request import (
     TokenLogprobs,
     TokenUpdate,
 )
+from core.worker_record import Role
 
 
 class PrefillCandidate(msgspec.Struct, frozen=True):
@@ -80,6 +81,13 @@ class DrainWorker(msgspec.Struct, frozen=True):
     """
 
     deadline_s: float
+
+
+class SwitchRole(msgspec.Struct, frozen=True):
+    """Router to worker, an operator's order: finish or hand over what the present role took, then
+    take the work of another. The boot stays, and with it the cache."""
+
+    role: Role
 
 
 class TokenBatch(msgspec.Struct, frozen=True):
@@ -306,7 +314,7 @@ class HandoffSettled(msgspec.Struct, frozen=True):
 
 
 RouterToWorker = StartRequest | AbortRequest | MoveRequest
-WorkerOrder = DrainWorker
+WorkerOrder = DrainWorker | SwitchRole
 WorkerToRouter = (
     TokenBatch
     | PromptScored

@@ -92,6 +92,7 @@ class Requests:
         self._handing_off: dict[RequestId, LiveRequest] = {}
         self._decisions = Counter(dict.fromkeys(PrefillDecision, 0))
         self._refusing = ""
+        self._role = record.role
         self.receiving = make_receiving(self)
 
     def __len__(self) -> int:
@@ -125,6 +126,10 @@ class Requests:
     def refuse(self, reason: str) -> None:
         """Take no new request ("draining", "wrong_role"); "" takes them again."""
         self._refusing = reason
+
+    def serve_as(self, role: Role) -> None:
+        """What is computed here alone is told as colocated or local, as the role says."""
+        self._role = role
 
     # --- the router says --------------------------------------------------------------------
 
@@ -355,9 +360,7 @@ class Requests:
     def _new(self, stream: Stream[Any], message: StartRequest) -> LiveRequest:
         now = self._clock.now()
         request = message.request
-        alone = (
-            PrefillDecision.COLOCATED if self._record.role is Role.BOTH else PrefillDecision.LOCAL
-        )
+        alone = PrefillDecision.COLOCATED if self._role is Role.BOTH else PrefillDecision.LOCAL
         decision = PrefillDecision.DISAGGREGATED if message.candidates else alone
         outputs = request.outputs or ((),) * request.sampling.n
         live = LiveRequest(

@@ -31,7 +31,7 @@ from core.messages import (
     WorkerLoad,
     WriteNotification,
 )
-from core.worker_record import WorkerRecord
+from core.worker_record import Role, WorkerRecord
 from decode_pool.live_request import LiveRequest
 from decode_pool.ports import DecodePorts
 from decode_pool.prefill_peers import PrefillPeers
@@ -158,6 +158,10 @@ class DecodeWorker:
         self._is_draining = reason == "draining"
         if self._load is not None:
             self._tell_routers(self._load)
+
+    def serve_as(self, role: Role) -> None:
+        """Requests that come from now on are those of a worker of this role."""
+        self._inbox.put(lambda requests: requests.serve_as(role))
 
     def fail_over(self, message: str) -> None:
         """End what is left, for routers to go on with elsewhere."""

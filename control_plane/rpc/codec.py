@@ -32,6 +32,7 @@ from core.messages import (
     RequestRefused,
     SettleHandoff,
     StartRequest,
+    SwitchRole,
     TokenBatch,
     WorkerLoad,
 )
@@ -59,6 +60,7 @@ AnyMessage = (
     | MoveRequest
     | RequestMoved
     | DrainWorker
+    | SwitchRole
 )
 """Everything that a stream carries."""
 
@@ -85,6 +87,7 @@ _KIND_BY_STRUCT: dict[type[msgspec.Struct], str] = {
     MoveRequest: "move_request",
     RequestMoved: "request_moved",
     DrainWorker: "drain_worker",
+    SwitchRole: "switch_role",
 }
 _TO_WIRE: dict[type[msgspec.Struct], tuple[str, Callable[[Any], dict[str, Any]]]] = {
     struct: (

@@ -51,7 +51,7 @@ class Hello(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., boot: _Optional[str] = ..., expected_boot: _Optional[str] = ..., cluster: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("start_request", "abort_request", "token_batch", "path_report", "request_refused", "request_failed", "worker_load", "prefill_ask", "settle_handoff", "first_tokens", "handoff_refused", "handoff_failed", "handoff_settled", "handoff_progress", "prompt_scored", "handoff_scored", "move_request", "request_moved", "drain_worker")
+    __slots__ = ("start_request", "abort_request", "token_batch", "path_report", "request_refused", "request_failed", "worker_load", "prefill_ask", "settle_handoff", "first_tokens", "handoff_refused", "handoff_failed", "handoff_settled", "handoff_progress", "prompt_scored", "handoff_scored", "move_request", "request_moved", "drain_worker", "switch_role")
     START_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ABORT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class Message(_message.Message):
     MOVE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     REQUEST_MOVED_FIELD_NUMBER: _ClassVar[int]
     DRAIN_WORKER_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_ROLE_FIELD_NUMBER: _ClassVar[int]
     start_request: StartRequest
     abort_request: AbortRequest
     token_batch: TokenBatch
@@ -90,7 +91,8 @@ class Message(_message.Message):
     move_request: MoveRequest
     request_moved: RequestMoved
     drain_worker: DrainWorker
-    def __init__(self, start_request: _Optional[_Union[StartRequest, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., token_batch: _Optional[_Union[TokenBatch, _Mapping]] = ..., path_report: _Optional[_Union[PathReport, _Mapping]] = ..., request_refused: _Optional[_Union[RequestRefused, _Mapping]] = ..., request_failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., worker_load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., prefill_ask: _Optional[_Union[PrefillAsk, _Mapping]] = ..., settle_handoff: _Optional[_Union[SettleHandoff, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., handoff_refused: _Optional[_Union[HandoffRefused, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., handoff_settled: _Optional[_Union[HandoffSettled, _Mapping]] = ..., handoff_progress: _Optional[_Union[HandoffProgress, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., handoff_scored: _Optional[_Union[HandoffScored, _Mapping]] = ..., move_request: _Optional[_Union[MoveRequest, _Mapping]] = ..., request_moved: _Optional[_Union[RequestMoved, _Mapping]] = ..., drain_worker: _Optional[_Union[DrainWorker, _Mapping]] = ...) -> None: ...
+    switch_role: SwitchRole
+    def __init__(self, start_request: _Optional[_Union[StartRequest, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., token_batch: _Optional[_Union[TokenBatch, _Mapping]] = ..., path_report: _Optional[_Union[PathReport, _Mapping]] = ..., request_refused: _Optional[_Union[RequestRefused, _Mapping]] = ..., request_failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., worker_load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., prefill_ask: _Optional[_Union[PrefillAsk, _Mapping]] = ..., settle_handoff: _Optional[_Union[SettleHandoff, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., handoff_refused: _Optional[_Union[HandoffRefused, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., handoff_settled: _Optional[_Union[HandoffSettled, _Mapping]] = ..., handoff_progress: _Optional[_Union[HandoffProgress, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., handoff_scored: _Optional[_Union[HandoffScored, _Mapping]] = ..., move_request: _Optional[_Union[MoveRequest, _Mapping]] = ..., request_moved: _Optional[_Union[RequestMoved, _Mapping]] = ..., drain_worker: _Optional[_Union[DrainWorker, _Mapping]] = ..., switch_role: _Optional[_Union[SwitchRole, _Mapping]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -219,6 +221,12 @@ class DrainWorker(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     deadline_s: float
     def __init__(self, deadline_s: _Optional[float] = ...) -> None: ...
+
+class SwitchRole(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    def __init__(self, role: _Optional[str] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
     __slots__ = ("request_ids", "sample_indices", "dispatches", "start_indices", "num_tokens", "token_ids", "num_logprobs", "logprobs", "finish_reasons")

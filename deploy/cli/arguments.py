@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from core.errors import UsageError
+from core.worker_record import Role
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -68,6 +69,15 @@ one, else they finish. Then its process ends, exit code 0, and `dovetail up` sta
 """
 
 
+_ROLE_EXAMPLES = """\
+examples:
+  dovetail role decode-1 prefill
+  dovetail role prefill-0 both
+
+What it runs finishes or goes on at another worker first. Its cache stays.
+"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises instead of printing a page of usage: a slip is one line."""
 
@@ -93,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_worker(commands)
     _add_status(commands)
     _add_drain(commands)
+    _add_role(commands)
     _add_chat(commands)
     commands.add("version", "print the version")
     return parser
@@ -159,7 +170,7 @@ def _add_worker(commands: _Commands) -> None:
     worker.add_argument(
         "--role",
         required=True,
-        choices=["prefill", "decode", "both"],
+        choices=[role.value for role in Role],
         help="what it does; it can change at run time",
     )
     worker.add_argument(
@@ -210,6 +221,13 @@ def _add_drain(commands: _Commands) -> None:
         help="what still runs then is failed over to other workers (default: 60)",
     )
     _add_api(drain)
+
+
+def _add_role(commands: _Commands) -> None:
+    role = commands.add("role", "have a worker do other work from now on", _ROLE_EXAMPLES)
+    role.add_argument("worker", metavar="WORKER", help="its id, as `dovetail status` shows it")
+    role.add_argument("role", choices=[role.value for role in Role], help="what it is to do")
+    _add_api(role)
 
 
 def _add_chat(commands: _Commands) -> None:

@@ -190,6 +190,12 @@ def _drain(arguments: argparse.Namespace) -> int:
     return run_drain(_api(arguments), arguments.worker, deadline_s=arguments.deadline, clock=clock)
 
 
+def _role(arguments: argparse.Namespace) -> int:
+    from deploy.cli.orders import run_role  # noqa: PLC0415
+
+    return run_role(_api(arguments), arguments.worker, arguments.role, clock=SystemClock())
+
+
 def _chat(arguments: argparse.Namespace) -> int:
     from deploy.cli.chat import ChatOptions, run_chat  # noqa: PLC0415
 
@@ -214,6 +220,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "worker": _worker,
     "status": _status,
     "drain": _drain,
+    "role": _role,
     "chat": _chat,
     "version": _version,
 }

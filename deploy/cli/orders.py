@@ -1,4 +1,4 @@
-"""`dovetail drain`: tells the router, and waits until the worker has done as it was told."""
+"""`dovetail drain` and `dovetail role`: tell the router, and wait until the worker has obeyed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from deploy.terminal import say
 
 _MARGIN_S = 15.0
 """Beyond a drain's deadline: what is left is failed over, and the process ends."""
+
+_ROLE_S = 75.0
+"""A drain's usual deadline, and the same."""
 
 _POLL_S = 0.2
 
@@ -34,6 +37,26 @@ def run_drain(api: ApiAddress, worker: str, *, deadline_s: float, clock: Clock) 
             return 0
         time.sleep(_POLL_S)
     msg = f"{worker} has not left within {deadline_s:g} s; see its log, and `dovetail status`"
+    raise DovetailError(msg)
+
+
+def run_role(api: ApiAddress, worker: str, role: str, *, clock: Clock) -> int:
+    """Have a worker change its role, and return the exit code once it has.
+
+    Raises:
+        DovetailError: no cluster answers, it refused, or the worker still drains after a minute.
+    """
+    client = ApiClient(api, advice=START_ADVICE, timeout_s=10.0)
+    client.post("/role", {"worker": worker, "role": role})
+    say(f"{worker} takes no more work of its present role; what runs finishes or moves away")
+    end = clock.now() + _ROLE_S
+    while clock.now() < end:
+        now = _find(client, worker)
+        if now is not None and now.role == role and now.state == "live":
+            say(f"{worker} has role {role}")
+            return 0
+        time.sleep(_POLL_S)
+    msg = f"{worker} does not have role {role} yet; see its log, and `dovetail status`"
     raise DovetailError(msg)
 
 

@@ -57,6 +57,7 @@ class Pools:
     def serve_as(self, role: Role) -> None:
         """Take the new work of a role. What the role before took must be over."""
         takes_prompts = role is Role.PREFILL
+        self.decode.serve_as(role)
         self.front.hand_to(self.prefill.router_streams if takes_prompts else self.decode)
         self.decode.refuse("wrong_role" if takes_prompts else "")
         self.prefill.refuse("" if takes_prompts else "wrong_role")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from contextlib import AsyncExitStack
 
 from msgspec.structs import replace
@@ -34,6 +33,7 @@ from deploy.options import WorkerOptions
 from deploy.process_end import ProcessEnd
 from deploy.readiness import Readiness, announce
 from deploy.worker.cache_news import CacheNews
+from deploy.worker.duty import Duty
 from deploy.worker.health import WorkerHealth
 from deploy.worker.parts import WorkerParts, start_parts
 from deploy.worker.probes import WorkerApp
@@ -43,12 +43,6 @@ from kv_transfer.transport import Health
 from prefill_pool.ports import PrefillPorts
 from router.web.server import ApiServer
 
-HURRY_S = 5.0
-"""From SIGINT or SIGHUP until what still runs is ended. This stop is the launcher's, whose grace is
-10 s: it takes the whole cluster down, and there is nobody to hand requests to."""
-
-_FAIL_OVER_S = 1.0
-_POLL_S = 0.02
 _STOP_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -71,7 +65,7 @@ async def run_worker(config: Config, options: WorkerOptions) -> None:
         if await end.comes_after(process.registered()):
             announce(options.ready_fd, await process.readiness())
         await end.wait()
-        await process.drain()
+        await process.leave()
         running.cancel()
         await asyncio.wait({running})
 
@@ -92,7 +86,8 @@ class _WorkerProcess:
         self._registration: RegistrationHandle
         self._ledger: LedgerWriter
         self._news: CacheNews
-        self._drain_by: float | None = None
+        self._duty: Duty
+        self._switching: asyncio.Task[None]
         self._refused = PeersRefused()
 
     async def start(self, stack: AsyncExitStack) -> None:
@@ -136,6 +131,15 @@ class _WorkerProcess:
         )
         self._registration = registry.register(self._record)
         stack.push_async_callback(self._registration.close)
+        self._duty = Duty(
+            self._options.role,
+            self._parts.pools,
+            self._registration,
+            health=self._health,
+            end=self._end,
+            drain_s=settings.drain_s,
+            clock=self._clock,
+        )
         self._ledger = LedgerWriter(
             client,
             settings.cluster,
@@ -157,8 +161,14 @@ class _WorkerProcess:
         pools = self._parts.pools
         async with asyncio.TaskGroup() as group:
             group.create_task(self._news.tell_totals())
+            self._switching = group.create_task(self._duty.run())
             group.create_task(pools.prefill.run(self._prefill_ports()))
             group.create_task(pools.decode.run(self._decode_ports()))
+
+    async def leave(self) -> None:
+        """Drain; what runs goes on meanwhile."""
+        self._switching.cancel()
+        await self._duty.leave()
 
     async def registered(self) -> None:
         """Return once the worker's entry is in etcd, however long etcd is away."""
@@ -179,31 +189,7 @@ class _WorkerProcess:
         )
 
     def _on_order(self, order: WorkerOrder) -> None:
-        _log.info("ordered to drain within %g s", order.deadline_s)
-        self._drain_by = self._clock.now() + order.deadline_s
-        self._end.stop()
-
-    async def drain(self) -> None:
-        """Take nothing new, and wait for what runs to finish or move away; what is left at the
-        deadline is failed over."""
-        pools, clock = self._parts.pools, self._clock
-        self._health.draining()
-        pools.drain()
-        self._registration.update(is_draining=True)
-        if self._drain_by is None:
-            self._drain_by = clock.now() + self._config.control_plane.drain_s
-        hurry_by = math.inf
-        while clock.now() < min(self._drain_by, hurry_by):
-            is_hurried = self._end.is_hurried
-            if is_hurried:
-                hurry_by = min(hurry_by, clock.now() + HURRY_S)
-            if not (pools.num_running if is_hurried else pools.num_open):
-                return
-            await asyncio.sleep(_POLL_S)
-        if pools.num_running:
-            _log.warning("%d requests are ended unfinished", pools.num_running)
-            pools.fail_over()
-            await asyncio.sleep(_FAIL_OVER_S)
+        self._duty.order(order)  # routers know of this worker once it has registered
 
     def _hello(self) -> Hello:
         record = self._record

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from control_plane.rpc.interface import Stream, StreamListener
-from core.messages import DrainWorker, RouterToWorker, WorkerOrder
+from core.messages import DrainWorker, RouterToWorker, SwitchRole, WorkerOrder
 
 OnOrder = Callable[[WorkerOrder], None]
 
@@ -36,7 +36,7 @@ class RouterFront:
 
     def on_message(self, stream: Stream[Any], message: RouterToWorker | WorkerOrder) -> None:
         """An order, or a word on a request."""
-        if isinstance(message, DrainWorker):
+        if isinstance(message, DrainWorker | SwitchRole):
             self._on_order(message)
         else:
             self._pool.on_message(stream, message)

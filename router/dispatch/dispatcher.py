@@ -134,7 +134,8 @@ class RouterDispatcher:
                 boot = self._placement.index.boot_of(record.worker_id)
                 if boot is not None and boot != record.boot:
                     self._placement.index.forget(record.worker_id)  # blocks of the life before
-                self._workers.seen(record)
+                if self._workers.seen(record):
+                    self._came_up()
             case WorkerSuspect(worker_id, boot):
                 self._workers.unregistered(worker_id, boot)
             case _:
@@ -263,6 +264,10 @@ class RouterDispatcher:
         """A worker can be sent to: who waits for one goes on."""
         record = link.record
         _log.info("stream to %s (%s, boot %s) is open", record.worker_id, record.role, record.boot)
+        self._came_up()
+
+    def _came_up(self) -> None:
+        """A worker serves that did not, or in another role: who waits for one goes on."""
         self._workers.settle()
         for live in list(self._live.values()):
             self._do(live, live.state.worker_came_up())
@@ -306,12 +311,6 @@ class RouterDispatcher:
     def link_suspected(self, link: WorkerLink, *, suspect: bool) -> None:
         """Give its requests the grace of a suspect, or take that back."""
         worker_id = link.record.worker_id
-        _log.log(
-            logging.WARNING if suspect else logging.INFO,
-            "heartbeats of %s %s",
-            worker_id,
-            "are missing" if suspect else "came back",
-        )
         if suspect and self._workers.drop_if_dead(link):
             return
         now = self._clock.now()
@@ -362,9 +361,12 @@ class RouterDispatcher:
 
     def _take_load(self, link: WorkerLink, load: WorkerLoad) -> None:
         now = self._clock.now()
+        was_draining = link.is_draining
         link.take_load(load, now)
         if link.is_draining:
             self._move_away(link)
+        elif was_draining:
+            self._came_up()
         if load.num_running or load.num_waiting or load.num_receiving or not link.requests:
             link.idle_since = None
             return

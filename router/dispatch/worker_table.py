@@ -83,16 +83,19 @@ class WorkerTable:
         for worker_id in list(self._links):
             self._drop(worker_id, reason)
 
-    def seen(self, record: WorkerRecord) -> None:
-        """A worker registered, or its record changed; another boot means that the old is dead."""
+    def seen(self, record: WorkerRecord) -> bool:
+        """A worker registered, or its record changed; another boot means that the old is dead.
+        Returns whether its role is another one now."""
         link = self._links.get(record.worker_id)
         if link is not None and link.record.boot == record.boot:
+            is_changed = link.record.role is not record.role
             link.record = record
             link.is_registered = True
-            return
+            return is_changed
         if link is not None:
             self._drop(record.worker_id, f"{record.worker_id} was started again")
         self._add(record)
+        return False
 
     def unregistered(self, worker_id: WorkerId, boot: Boot) -> None:
         """A worker's key is gone: suspect, not dead, so a live stream is kept."""

@@ -1,4 +1,4 @@
-"""What operators order: a worker to drain. The router passes it on; `/status` shows the rest."""
+"""What operators order of a worker. The router passes it on; `/status` shows what follows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import msgspec
 
 from core.errors import RequestError
 from core.ids import WorkerId
-from core.messages import DrainWorker
+from core.messages import DrainWorker, SwitchRole
+from core.worker_record import Role
 from router.api.fields import FieldReader, parse_body, refuse
 from router.web.asgi import JSON, Receive, Scope, Send, check_json_content, read_body, send_bytes
 from router.web.context import ApiContext
 from router.web.openapi.answers import Ordered
-from router.web.openapi.requests import DrainRequest
+from router.web.openapi.requests import DrainRequest, RoleRequest
 from router.web.routing import Answer, Operation, Route
 
 
@@ -25,7 +26,10 @@ class OrderRoutes:
 
     def routes(self) -> list[Route]:
         """Return them."""
-        return [Route("POST", "/drain", self._drain, _DRAIN)]
+        return [
+            Route("POST", "/drain", self._drain, _DRAIN),
+            Route("POST", "/role", self._role, _ROLE),
+        ]
 
     async def _drain(self, scope: Scope, receive: Receive, send: Send) -> None:
         reader = await self._reader(scope, receive)
@@ -34,13 +38,27 @@ class OrderRoutes:
         deadline_s = reader.number("deadline_s", default, 0.0, math.inf)
         _refuse_unknown(reader)
         self._context.dispatcher.order(worker_id, DrainWorker(deadline_s))
-        answer = Ordered(worker=worker_id, order="drain")
-        await send_bytes(send, 200, msgspec.json.encode(answer), [JSON])
+        await _answer(send, worker_id, "drain")
+
+    async def _role(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reader = await self._reader(scope, receive)
+        worker_id = _worker_of(reader)
+        role = reader.text("role")
+        if role not in tuple(Role):
+            refuse("role", role, " or ".join(repr(one.value) for one in Role))
+        _refuse_unknown(reader)
+        self._context.dispatcher.order(worker_id, SwitchRole(Role(role)))
+        await _answer(send, worker_id, "role")
 
     async def _reader(self, scope: Scope, receive: Receive) -> FieldReader:
         check_json_content(scope)
         max_bytes = self._context.config.http.max_body_bytes
         return FieldReader(parse_body(await read_body(scope, receive, max_bytes)))
+
+
+async def _answer(send: Send, worker_id: WorkerId, order: str) -> None:
+    answer = Ordered(worker=worker_id, order=order)
+    await send_bytes(send, 200, msgspec.json.encode(answer), [JSON])
 
 
 def _worker_of(reader: FieldReader) -> WorkerId:
@@ -62,4 +80,10 @@ _DRAIN = Operation(
     "workers",
     {200: (Answer("The worker was told.", Ordered),)},
     body=DrainRequest,
+)
+_ROLE = Operation(
+    "Have a worker finish or hand over what its role took, and take the work of another role.",
+    "workers",
+    {200: (Answer("The worker was told.", Ordered),)},
+    body=RoleRequest,
 )

@@ -105,3 +105,31 @@ def test_the_last_decode_worker_finishes_what_it_has(start: Start) -> None:
     for one in asked:
         one.expect_mock_answer()
     expect_left(cluster, "decode-0")
+
+
+def test_roles_change_under_load(start: Start) -> None:
+    """Decode to prefill and back, and to both: streams go on, and each role does its own work."""
+    cluster = start("--prefill", "1", "--decode", "2", *MOCK)
+    wait_live(cluster, "prefill-0", "decode-0", "decode-1")
+    pid = cluster.pid("decode-0")
+    asked = streams(cluster, 12, 100)
+    switch(cluster, "decode-0", "prefill")
+    process(cluster, "prefill-0").send_signal(signal.SIGTERM)
+    expect_left(cluster, "prefill-0")
+    handed = Asked(cluster.url, prompt_of(300, 700), 60, disaggregate="always")
+    handed.wait_for_tokens(3)
+    switch(cluster, "decode-0", "both")
+    alone = [Asked(cluster.url, prompt_of(40, 800 + at), 8) for at in range(6)]
+    for one in (*asked, handed, *alone):
+        one.expect_mock_answer()
+    assert (handed.path["prefill_worker"], handed.path["decode_worker"]) == ("decode-0", "decode-1")
+    assert "colocated" in {one.path["decision"] for one in alone}
+    assert statuses(cluster)["decode-0"]["pid"] == pid, "the process is the same"
+
+
+def switch(cluster: Cluster, worker: str, role: str) -> None:
+    """Run `dovetail role`, which returns once the worker has the role."""
+    command = [DOVETAIL, "role", worker, role, "--url", cluster.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"{worker} has role {role}" in done.stdout

@@ -41,7 +41,7 @@ async def test_the_document_has_every_route_and_needs_no_key() -> None:
     assert set(document["paths"]) == {
         *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}"),
         *("/tokenize", "/detokenize", "/health", "/health/live", "/health/ready"),
-        *("/version", "/status", "/metrics", "/drain"),
+        *("/version", "/status", "/metrics", "/drain", "/role"),
     }
     operation = document["paths"]["/v1/chat/completions"]["post"]
     assert set(operation["responses"]["200"]["content"]) == {

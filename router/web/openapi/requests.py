@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from core.worker_record import Role
 from router.api.generation_params import MAX_ALTERNATIVES, MAX_SAMPLES, MAX_STOP_STRINGS
 from router.api.requests import MAX_PROMPTS
 
@@ -171,3 +172,10 @@ class DrainRequest(msgspec.Struct, kw_only=True):
 
     worker: str
     deadline_s: Annotated[float, Meta(ge=0)] | None = None
+
+
+class RoleRequest(msgspec.Struct, kw_only=True):
+    """Which worker does what from now on."""
+
+    worker: str
+    role: Role
