@@ -61,7 +61,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether the most likely token is taken and no noise drawn."""
         return self.temperature < GREEDY_BELOW
 
-    def ending_token_ids(self) -> frozenset[int]:
-        """Return the ids that end a sample: stop tokens, and EOS unless ignored."""
-        eos = () if self.ignore_eos else self.eos_token_ids
-        return frozenset(self.stop_token_ids) | frozenset(eos)
+    def ends_with(self, token_id: int) -> bool:
+        """Whether an id ends a sample: a stop token, or EOS unless ignored."""
+        is_eos = not self.ignore_eos and token_id in self.eos_token_ids
+        return is_eos or token_id in self.stop_token_ids

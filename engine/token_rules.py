@@ -19,7 +19,7 @@ def finish_reason(
         num_generated: generated tokens, this one included.
         sampling: EOS and stop tokens count once `min_tokens` tokens came before.
     """
-    if num_generated > sampling.min_tokens and token_id in sampling.ending_token_ids():
+    if num_generated > sampling.min_tokens and sampling.ends_with(token_id):
         return FinishReason.STOP
     return FinishReason.LENGTH if num_generated >= sampling.max_tokens else None
 

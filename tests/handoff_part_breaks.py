@@ -154,11 +154,11 @@ def one_sample_joins(patch: pytest.MonkeyPatch) -> None:
 
 
 def receptions_are_preempted(patch: pytest.MonkeyPatch) -> None:
-    def make_room(original: Any, supply: Any) -> None:
+    def make_room(original: Any, supply: Any) -> Any:
         state = supply._state
-        if supply._num_wanted() > state.memory.num_available and len(state.receiving):
+        if supply._survey().num_blocks > state.memory.num_available and len(state.receiving):
             state.receiving.end(next(iter(state.handoffs)), quarantine=False)
-        original(supply)
+        return original(supply)
 
     wrap(patch, block_supply.BlockSupply, "make_room", make_room)
 

@@ -7,6 +7,7 @@ keeps the arrays behind them.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,13 @@ Floats = NDArray[np.float32]
 
 _LEAST_INVERSE: Final = 2.0**-126
 """Of temperatures beyond float32: 0 would mean greedy."""
+
+_WORDS: Final = ctypes.sizeof(DrawItem) // 4
+_ROW: Final = DrawItem.row.offset // 4
+_TOKEN: Final = DrawItem.token.offset // 4
+_POSITION: Final = (DrawItem.sampling.offset + SampleRow.position.offset) // 4
+_HISTORY: Final = (DrawItem.sampling.offset + SampleRow.num_history.offset) // 4
+"""32-bit words of a draw, and those of its fields."""
 
 
 class NativeSampling(NamedTuple):
@@ -54,7 +62,7 @@ class SampledSequence:
         sample_index: which of the request's n samples; keys the noise.
 
     Attributes:
-        item: of a draw, without what moves.
+        packed: a `DrawItem`'s bytes, without what moves.
         is_plain: no ids are ever banned, and no log-probabilities wanted.
     """
 
@@ -65,10 +73,11 @@ class SampledSequence:
         self.sampling = sampling
         self.tokens = tokens
         self.num_prompt = num_prompt
-        self.item = DrawItem(sampling=sampling.row)
-        self.item.sampling.history = _address(tokens)
-        self.item.sampling.num_prompt = num_prompt
-        self.item.sampling.sample_index = sample_index
+        item = DrawItem(sampling=sampling.row)
+        item.sampling.history = _address(tokens)
+        item.sampling.num_prompt = num_prompt
+        item.sampling.sample_index = sample_index
+        self.packed = bytes(item)
         self.num_logprobs = sampling.row.num_logprobs
         is_banning = bool(sampling.ending_ids) or sampling.longest_word > 0
         self.is_plain = not is_banning and self.num_logprobs < 0
@@ -144,24 +153,25 @@ class Draws:
 
     def __init__(self, draws: Sequence[Draw]) -> None:
         self._counts = [draw.sequence.num_logprobs for draw in draws]
-        num_tops = sum(max(0, count) for count in self._counts)
+        num_tops = sum(count for count in self._counts if count > 0)
         self._chosen = np.zeros(len(draws), np.float32)
         self._top_ids = np.zeros(num_tops, np.int32)
         self._top = np.zeros(num_tops, np.float32)
         self._num_tops = 0
         self._kept: list[object] = [draws]
-        self.items: Any = (DrawItem * len(draws))()
-        for index, (row, sequence, num_tokens, allowed) in enumerate(draws):
-            self.items[index] = sequence.item
-            item = self.items[index]
-            item.row = row
-            sampling = item.sampling
-            sampling.position = sampling.num_history = num_tokens
-            if not sequence.is_plain:
-                self._add_wishes(index, draws[index])
-            if allowed is not None:
-                mask = _mask(allowed, sequence.sampling.vocab_size)
-                sampling.allowed = _address(mask)
+        packed = bytearray(b"".join([draw.sequence.packed for draw in draws]))
+        self.items: Any = (DrawItem * len(draws)).from_buffer(packed)
+        # The same bytes as words: fields of ctypes cost microseconds a draw.
+        self._words = memoryview(packed).cast("i")
+        for index, draw in enumerate(draws):
+            first = index * _WORDS
+            self._words[first + _ROW] = draw.row
+            self._words[first + _POSITION] = self._words[first + _HISTORY] = draw.num_tokens
+            if not draw.sequence.is_plain:
+                self._add_wishes(index, draw)
+            if draw.allowed is not None:
+                mask = _mask(draw.allowed, draw.sequence.sampling.vocab_size)
+                self.items[index].sampling.allowed = _address(mask)
                 self._kept.append(mask)
 
     def _add_wishes(self, index: int, draw: Draw) -> None:
@@ -179,7 +189,7 @@ class Draws:
 
     def token_ids(self) -> list[int]:
         """Return what was drawn."""
-        return [item.token for item in self.items]
+        return self._words[_TOKEN::_WORDS].tolist()
 
     def logprobs(self) -> list[TokenLogprobs | None]:
         """Return the log-probabilities of each draw that asks for them."""

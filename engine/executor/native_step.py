@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,15 +52,15 @@ class NativeStep:
         self.num_rows = 0
         self._slots = slots
         self._own = [slots.by_id[item.slot] for item in plan.work]
-        self._work: list[tuple[int, int, int]] = []
-        self._selected: list[int] = []
+        self._work = array("i")
+        self._selected = array("i")
         self._draws: list[Draw] = []
         self._entries: list[range] = []
         self._runs: dict[int, PromptRun] = {}
         for index, (item, slot) in enumerate(zip(plan.work, self._own, strict=True)):
             self._lay_out(index, item, slot)
         if select_all:
-            self._selected = list(range(self.num_rows))
+            self._selected = array("i", range(self.num_rows))
         self.num_selected = len(self._selected)
         self._hidden: Floats | None = None
         if self.num_selected and any(slot.return_hidden for slot in self._own):
@@ -71,7 +72,7 @@ class NativeStep:
     def _lay_out(self, index: int, item: SlotWork, slot: NativeSlot) -> None:
         start, end = slot.length, slot.length + item.num_query
         first_entry, token_ids = len(self._draws), slot.sequence.tokens
-        self._work.append((item.slot, start, item.num_query))
+        self._work.extend((item.slot, start, item.num_query))
         if item.drafts:
             token_ids[start + 1 : end] = item.drafts
         if item.num_samples:
@@ -105,13 +106,9 @@ class NativeStep:
     def fill(self, inputs: StepInputs) -> list[Any]:
         """Set what is this step's; return what it points to, to be kept until it has run."""
         plan = self.plan
-        work = np.array(self._work, np.int32)
-        inputs.work, inputs.num_work = work.ctypes.data, len(self._work)
-        kept: list[Any] = [work]
-        inputs.num_selected = self.num_selected
-        if self.num_selected:
-            kept.append(selected := np.array(self._selected, np.int32))
-            inputs.selected = selected.ctypes.data
+        inputs.work, inputs.num_work = self._work.buffer_info()[0], len(plan.work)
+        kept: list[Any] = [self._work, self._selected]
+        inputs.selected, inputs.num_selected = self._selected.buffer_info()
         inputs.num_zeroes = len(plan.zeroes)
         if plan.zeroes:
             kept.append(zeroes := np.array(plan.zeroes, np.int32))
@@ -175,6 +172,11 @@ class NativeStep:
 
     def results(self) -> tuple[SlotResult, ...]:
         """Return what came of each work item."""
+        if self._scores is None and self._hidden is None and not any(self._logprobs):
+            return tuple(
+                SlotResult(slot.slot, tuple(self._tokens[entries.start : entries.stop]))
+                for slot, entries in zip(self._own, self._entries, strict=True)
+            )
         scored: dict[int, PromptLogprobs] = {}
         if self._scores is not None:
             scored = dict(zip(self._runs, self._scores.results(), strict=True))

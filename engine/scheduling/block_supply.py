@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from core.ids import BlockId
 from engine.executor.interface import TableEdit
@@ -12,6 +13,20 @@ from engine.scheduling.settings import Drafter
 from engine.scheduling.state import SchedulerState
 
 
+class Demand(NamedTuple):
+    """The next work of all running sequences, in order of service.
+
+    Attributes:
+        decoding: with the number of positions that it may reach, drafts included.
+        catching_up: have prompt or recomputed tokens left for chunks.
+        num_blocks: that it lacks, clones included.
+    """
+
+    decoding: list[tuple[Sequence, int]]
+    catching_up: list[Sequence]
+    num_blocks: int
+
+
 class BlockSupply:
     """Secures the blocks that a step may write, for the worst case of accepted drafts."""
 
@@ -19,33 +34,34 @@ class BlockSupply:
         self._state = state
         self._drafter = drafter
 
-    def end_of_work(self, sequence: Sequence) -> int:
-        """Return the number of positions that a running sequence's next work may reach."""
-        if sequence.is_decoding():
-            return sequence.num_scheduled + 1 + self.num_drafts(sequence)
-        return len(sequence.token_ids)
-
     def num_drafts(self, sequence: Sequence) -> int:
         """Return how many drafts still fit into a decoding sequence's max_tokens."""
         if not self._drafter.max_drafts:
             return 0
-        room = sequence.max_tokens - sequence.num_outputs - sequence.num_to_come - 1
+        room = sequence.run.max_tokens - sequence.num_outputs - sequence.num_to_come - 1
         return min(self._drafter.max_drafts, room)
 
-    def make_room(self) -> None:
-        """Preempt until every running sequence's next work has its blocks.
+    def make_room(self) -> Demand:
+        """Preempt until every running sequence's next work has its blocks; return that work.
 
         Blocks that steps in flight hold back count as there already, else a full pool would
         preempt everybody while it waits for them.
         """
         state = self._state
-        while self._num_wanted() > state.memory.num_available + state.retirement.num_coming:
+        demand = self._survey()
+        while demand.num_blocks > state.memory.num_available + state.retirement.num_coming:
             state.preempt(choose_victim(state.batch))
+            demand = self._survey()
+        return demand
 
-    def secure(self, sequence: Sequence) -> bool:
-        """Seat a sequence, and allocate and clone what its next work needs; False: not enough."""
+    def secure(self, sequence: Sequence, end: int) -> bool:
+        """Seat a sequence, and allocate and clone what its work up to position `end` needs.
+
+        Returns:
+            False: there is not enough.
+        """
         state, table = self._state, sequence.blocks
-        missing = table.num_missing(self.end_of_work(sequence))
+        missing = table.num_missing(end)
         shared = table.writable_tail(sequence.num_computed, state.memory.pool)
         if missing + (shared is not None) > state.memory.num_available:
             return False
@@ -62,20 +78,29 @@ class BlockSupply:
             state.plan.clone(TableEdit(slot, table.group, shared, clone), source)
         return True
 
-    def _num_wanted(self) -> int:
+    def _survey(self) -> Demand:
         pool = self._state.memory.pool
+        decoding: list[tuple[Sequence, int]] = []
+        catching_up: list[Sequence] = []
         num_missing = 0
-        num_writers: Counter[BlockId] = Counter()
+        writers: list[BlockId] = []
         for sequence in self._state.batch:
-            if not (sequence.is_decoding() or sequence.is_catching_up()):
+            if sequence.is_decoding():
+                end = sequence.num_scheduled + 1 + self.num_drafts(sequence)
+                decoding.append((sequence, end))
+            elif sequence.num_behind > 0:
+                end = len(sequence.token_ids)
+                catching_up.append(sequence)
+            else:
                 continue
             table = sequence.blocks
-            num_missing += table.num_missing(self.end_of_work(sequence))
+            num_missing += table.num_missing(end)
             shared = table.writable_tail(sequence.num_computed, pool)
             if shared is not None:
-                num_writers[table.block_ids[shared]] += 1
+                writers.append(table.block_ids[shared])
         # The last sharer writes in place.
         num_clones = sum(
-            min(count, pool.num_holders(block_id) - 1) for block_id, count in num_writers.items()
+            min(count, pool.num_holders(block_id) - 1)
+            for block_id, count in Counter(writers).items()
         )
-        return num_missing + num_clones
+        return Demand(decoding, catching_up, num_missing + num_clones)

@@ -176,8 +176,9 @@ class Scheduler:
         no chunk.
         """
         state = self._state
-        if self._work.decode():
-            budget = self._work.chunks(self._settings.chunk_tokens)
+        catching_up = self._work.decode()
+        if catching_up is not None:
+            budget = self._work.chunks(catching_up, self._settings.chunk_tokens)
             if budget is not None:
                 self._admission.admit(budget)
         assigned, num_copies = state.plan.assigned, state.plan.num_copies

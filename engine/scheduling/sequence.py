@@ -63,6 +63,8 @@ class RequestRun:
             the cache holds all reusable blocks.
         arrival: number in the order of arrival.
         num_prompt: prompt tokens.
+        max_tokens: most tokens that this engine generates for a sample: the first only, where a
+            peer goes on.
         live: the samples that can still produce tokens, by sample index; before the fork, all that
             were not cancelled and did not end with their forced outputs.
         cached_tokens: prompt tokens found in the cache at the first admission; None before.
@@ -80,6 +82,7 @@ class RequestRun:
         "handoff",
         "is_prompt_counted",
         "live",
+        "max_tokens",
         "mode",
         "next_scored",
         "num_prompt",
@@ -95,6 +98,7 @@ class RequestRun:
         self.request = request
         self.num_prompt = len(request.prompt)
         self.mode = mode
+        self.max_tokens = 1 if mode is Mode.PREFILL else request.sampling.max_tokens
         self.arrival = arrival
         self.handoff = handoff
         self.live: set[int] = set(range(request.sampling.n))
@@ -217,15 +221,16 @@ class Sequence:
 
     def is_decoding(self) -> bool:
         """Whether its next work is one generated token, to be sampled from."""
-        num_outputs, num_to_come = self.num_outputs, self.num_to_come
-        if self.num_first_tokens != 1 or num_outputs + num_to_come >= self.max_tokens:
-            return False
-        return num_to_come > 0 or (num_outputs > 0 and self.num_behind == 1)
-
-    @property
-    def max_tokens(self) -> int:
-        """Most tokens that this engine generates for it: the first only, where a peer goes on."""
-        return 1 if self.run.mode is Mode.PREFILL else self.run.request.sampling.max_tokens
+        num_tokens = len(self.token_ids)
+        num_outputs = num_tokens - self.run.num_prompt
+        if self.pending:
+            num_to_come = self.num_to_come
+            is_next = num_to_come > 0 or (num_outputs > 0 and self.num_behind == 1)
+        else:  # as each step asks of each sequence
+            num_to_come = 0
+            is_next = num_outputs > 0 and num_tokens - self.num_computed == 1
+        has_room = num_outputs + num_to_come < self.run.max_tokens
+        return is_next and has_room and self.num_first_tokens == 1
 
     @property
     def num_seats(self) -> int:

@@ -18,32 +18,32 @@ class StepWork:
         self._supply = supply
         self._drafter = drafter
 
-    def decode(self) -> bool:
+    def decode(self) -> list[Sequence] | None:
         """Give every decoding sequence with a slot its token.
 
         Returns:
-            whether all got it; if not, the step must carry no chunk.
+            who has a chunk to come; None where one lacks blocks, and the step must carry no chunk.
         """
-        self._supply.make_room()
-        all_fed = True
-        for sequence in self._state.batch:
-            if sequence.is_decoding() and self._state.batch.has_seat_for(sequence):
-                all_fed = self._decode(sequence) and all_fed
-        return all_fed
+        demand = self._supply.make_room()
+        batch, all_fed = self._state.batch, True
+        for sequence, end in demand.decoding:
+            if batch.has_seat_for(sequence):
+                all_fed = self._decode(sequence, end) and all_fed
+        return demand.catching_up if all_fed else None
 
-    def chunks(self, budget: int) -> int | None:
-        """Give running sequences chunks, in order of service, none overtaking another.
+    def chunks(self, sequences: list[Sequence], budget: int) -> int | None:
+        """Give sequences that catch up chunks, in order of service, none overtaking another.
 
         Returns:
             what is left of the budget; None: one lacks blocks, nobody may be admitted.
         """
-        for sequence in self._state.batch:
-            if not (sequence.is_catching_up() and self._state.batch.has_seat_for(sequence)):
+        for sequence in sequences:
+            if not self._state.batch.has_seat_for(sequence):
                 continue
             num_query = self.chunk_of(sequence, budget)
             if not num_query:
                 return 0
-            if not self._supply.secure(sequence):
+            if not self._supply.secure(sequence, len(sequence.token_ids)):
                 return None
             budget -= self.chunk(sequence, num_query)
         return budget
@@ -61,12 +61,12 @@ class StepWork:
         self._state.plan.work(sequence, SlotWork(slot, num_query, num_samples))
         return num_query
 
-    def _decode(self, sequence: Sequence) -> bool:
-        if not self._supply.secure(sequence):
+    def _decode(self, sequence: Sequence, end: int) -> bool:
+        if not self._supply.secure(sequence, end):
             return False
         count = self._supply.num_drafts(sequence)
-        drafts = tuple(self._drafter.propose(sequence, count))[:count]
+        drafts = tuple(self._drafter.propose(sequence, count))[:count] if count else ()
         slot = self._state.batch.seat(sequence)
-        work = SlotWork(slot, 1 + len(drafts), num_samples=1, drafts=drafts)
+        work = SlotWork(slot, 1 + len(drafts), 1, drafts)
         self._state.plan.work(sequence, work)
         return True

@@ -83,7 +83,7 @@ class Sample:
         return (
             update.finish_reason is FinishReason.STOP
             and bool(update.token_ids)
-            and update.token_ids[-1] in self._sampling.ending_token_ids()
+            and self._sampling.ends_with(update.token_ids[-1])
         )
 
     def _feed_matching(self, update: TokenUpdate, matcher: StopMatcher) -> Delta:

@@ -16,6 +16,7 @@ from engine.events import (
     Reserved,
 )
 from engine.executor.mock_tokens import expected_tokens
+from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_work import StepWork
 from tests.engine_requests import LONG, handoff_of, of_kind, request_of
 from tests.replica import EOS, VOCAB, Replica
@@ -264,8 +265,8 @@ def test_nobody_is_admitted_while_a_running_sequence_lacks_blocks_for_its_chunk(
     budgets: list[int | None] = []
     chunks = StepWork.chunks
 
-    def recorded(work: StepWork, budget: int) -> int | None:
-        budgets.append(chunks(work, budget))
+    def recorded(work: StepWork, sequences: list[Sequence], budget: int) -> int | None:
+        budgets.append(chunks(work, sequences, budget))
         return budgets[-1]
 
     monkeypatch.setattr(StepWork, "chunks", recorded)
