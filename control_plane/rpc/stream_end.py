@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from typing import Any, Protocol
 
@@ -35,6 +36,8 @@ _FRAME_BYTES = 1 << 20
 
 _FLUSH_S = 1.0
 """How long a closed stream may take to hand its last frames to the peer."""
+
+_log = logging.getLogger(__name__)
 
 
 class Wire(Protocol):
@@ -174,7 +177,7 @@ class StreamEnd:
                 return self._abandon(f"{self._peer.name} ended the stream")
             now = self._clock.now()
             if self._watch.heard(now) and not self.is_closed:
-                self._listener.on_suspect(self, suspect=False)
+                self._tell_suspect(suspect=False)
             for message in messages:
                 if not self.is_closed:
                     self._listener.on_message(self, message)
@@ -223,7 +226,13 @@ class StreamEnd:
             if self._beats.take_due(now):
                 self._beat()
             if now >= self._watch.look_at and self._watch.check(now) and not self.is_closed:
-                self._listener.on_suspect(self, suspect=True)
+                self._tell_suspect(suspect=True)
+
+    def _tell_suspect(self, *, suspect: bool) -> None:
+        level = logging.WARNING if suspect else logging.INFO
+        state = "are missing" if suspect else "came back"
+        _log.log(level, "heartbeats of %s %s", self._peer.name, state)
+        self._listener.on_suspect(self, suspect=suspect)
 
     async def _say_goodbye(
         self, reason: str, reader: asyncio.Future[None], writer: asyncio.Future[None]
