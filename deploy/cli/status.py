@@ -21,6 +21,8 @@ class WorkerStatus(msgspec.Struct):
         state: as the router's stream to it says.
         blocks: number of KV blocks by state.
         queues: requests by queue.
+        fences: of its KV region, since it started.
+        path_failure: why it can move no KV; empty where it can.
     """
 
     id: str
@@ -31,6 +33,17 @@ class WorkerStatus(msgspec.Struct):
     transport: str = ""
     blocks: dict[str, int] = {}
     queues: dict[str, int] = {}
+    fences: int = 0
+    path_failure: str = ""
+
+
+class Attempts(msgspec.Struct, frozen=True):
+    """Of the requests that ended at this router: how many, how many were tried again, and the
+    attempts of all."""
+
+    requests: int = 0
+    retried: int = 0
+    attempts: int = 0
 
 
 class ClusterStatus(msgspec.Struct):
@@ -46,6 +59,7 @@ class ClusterStatus(msgspec.Struct):
     indexed_blocks: int = 0
     workers: list[WorkerStatus] = []
     requests: dict[str, int] = {}
+    attempts: Attempts = Attempts()
 
 
 def run_status(api: ApiAddress, *, as_json: bool) -> int:
@@ -70,14 +84,24 @@ def render(status: ClusterStatus) -> list[str]:
     lines = [
         f"model     {status.model or '-'} ({'ready' if status.ready else 'not ready'})",
         f"requests  {states or 'none'}",
+        f"attempts  {_attempts(status.attempts)}",
         f"index     {status.indexed_blocks} blocks known to be cached somewhere",
         "",
     ]
     if not status.workers:
         return [*lines, "no workers"]
     header = ["WORKER", "ROLE", "STATE", "PID", "ADDRESS", "TRANSPORT", *_QUEUES, *_BLOCK_STATES]
+    header.append("FENCES")
     rows = [[word.upper() for word in header], *(_row(worker) for worker in status.workers)]
-    return [*lines, *align(rows)]
+    troubles = [f"{one.id}: {one.path_failure}" for one in status.workers if one.path_failure]
+    return [*lines, *align(rows), *troubles]
+
+
+def _attempts(seen: Attempts) -> str:
+    if not seen.requests:
+        return "no request has ended"
+    mean = seen.attempts / seen.requests
+    return f"{mean:.2f} a request ({seen.retried} of {seen.requests} were tried again)"
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -107,4 +131,5 @@ def _row(worker: WorkerStatus) -> list[str]:
         *(text or "-" for text in texts),
         *(str(worker.queues.get(queue, "-")) for queue in _QUEUES),
         *(str(worker.blocks.get(state, "-")) for state in _BLOCK_STATES),
+        str(worker.fences),
     ]

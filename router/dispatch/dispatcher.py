@@ -105,7 +105,7 @@ class RouterDispatcher:
         self._recent = RecentRequests()
         self._deadlines = Deadlines(clock, self._tick)
         self._stopping = asyncio.Event()
-        self.metrics = DispatchMetrics(self.requests_by_state)
+        self.metrics = DispatchMetrics(self.requests_by_state, self._workers.by_state)
         self._placement = Placement(config, self._workers, self.metrics, clock, rng)
 
     # -- life ------------------------------------------------------------------------------------
@@ -171,10 +171,10 @@ class RouterDispatcher:
 
     def is_ready(self) -> bool:
         """Whether a request could be served now."""
-        roles = self._workers.roles_alive()
+        roles, paired = self._workers.roles_alive()
         is_strict = self._config.disaggregation.fallback == "strict"
-        has_pair = Role.DECODE in roles and (Role.PREFILL in roles or not is_strict)
-        return has_pair or Role.BOTH in roles
+        can_decode = {Role.DECODE, Role.PREFILL} <= paired if is_strict else Role.DECODE in roles
+        return can_decode or Role.BOTH in roles
 
     def num_requests(self) -> int:
         """Return requests in flight."""
@@ -193,6 +193,7 @@ class RouterDispatcher:
             "ready": self.is_ready(),
             "workers": [worker_status(link) for link in self._workers],
             "requests": self.requests_by_state(),
+            "attempts": self.metrics.attempts(),
             "indexed_blocks": len(self._placement.index),
         }
 
@@ -430,6 +431,7 @@ class RouterDispatcher:
         if self._live.pop(request_id, None) is not None:
             self._deadlines.discard(request_id)
             self._recent.remember(request_id)
+            self.metrics.ended(live.num_attempts)
             if error is None:
                 self._placement.ended(live)
         live.stream.end(error)

@@ -66,6 +66,13 @@ class LiveRequest:
         self.asked_to_move = 0
         self._disaggregate = _DISAGGREGATE[generate.disaggregate]
 
+    @property
+    def num_attempts(self) -> int:
+        """Dispatches so far, and the tries at a prefill within the last, as far as its worker has
+        told of them."""
+        trace = self.stream.trace
+        return max(self.state.num_dispatches, 0 if trace is None else trace.attempt)
+
     def view(self) -> RequestView:
         """Return what the policy sees of it now."""
         num_done = self.state.num_output_tokens

@@ -34,6 +34,9 @@ def worker_status(link: WorkerLink) -> dict[str, object]:
             "waiting_prompt_tokens": load.waiting_prompt_tokens,
             "preemptions": load.preemptions,
         },
+        "fences": load.fences,
+        "path_failure": load.path_failure,
+        "paired": not load.is_unpaired,
         "requests_of_this_router": len(link.requests),
         "requests_on_their_way": len(link.pending),
     }

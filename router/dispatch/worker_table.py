@@ -14,7 +14,7 @@ from core.kv_layout import summary_difference
 from core.messages import WorkerOrder
 from core.worker_record import Role, WorkerRecord
 from router.dispatch.interface import ServedModel
-from router.dispatch.worker_link import Dial, LinkOwner, WorkerLink
+from router.dispatch.worker_link import Dial, LinkOwner, LinkState, WorkerLink
 from router.policy.views import WorkerView
 
 ModelKey = tuple[str, str, int]
@@ -162,14 +162,21 @@ class WorkerTable:
         name, fingerprint, block_size = self._served
         return ServedModel(name, max_model_len, block_size, fingerprint)
 
-    def roles_alive(self) -> set[Role]:
+    def by_state(self) -> dict[str, int]:
+        """Return how many workers are in each state; one that is gone is not kept."""
+        counts = Counter(link.state for link in self._links.values())
+        return {state.value: counts[state] for state in LinkState if state is not LinkState.GONE}
+
+    def roles_alive(self) -> tuple[set[Role], set[Role]]:
         """Return the roles of the workers whose streams are open, that are neither suspect nor
-        draining."""
-        return {
-            link.record.role
+        draining, and those of them that may be paired."""
+        alive = [
+            link
             for link in self._links.values()
             if link.is_open and not link.is_suspect and not link.is_draining
-        }
+        ]
+        paired = {link.record.role for link in alive if not link.load.is_unpaired}
+        return {link.record.role for link in alive}, paired
 
     def _add(self, record: WorkerRecord) -> None:
         link = WorkerLink(record, self._owner, self._dial)

@@ -16,7 +16,7 @@ from core.worker_record import Role
 from router.policy.calibration import Calibration
 from router.policy.cost import Speeds, num_prompt_blocks, prefill_terms, uncached_tokens
 from router.policy.decision import Decision, Reason, Refusal, RefusalReason
-from router.policy.options import Inputs, Option, options
+from router.policy.options import Inputs, Option, may_pair, options
 from router.policy.unmeasured import PeersSpeeds
 from router.policy.views import PolicySettings, RequestView, WorkerView
 
@@ -119,7 +119,7 @@ class Policy:
             return ()
         ready: list[tuple[float, WorkerId, WorkerView]] = []
         for worker in prefills:
-            if worker.layout == option.worker.layout and worker is not option.prefill:
+            if may_pair(worker, option.worker) and worker is not option.prefill:
                 hit_blocks = inputs.hits.get(worker.worker_id, 0)
                 terms = prefill_terms(inputs.request, worker, hit_blocks, inputs.speeds)
                 ready.append((terms.ready_s, worker.worker_id, worker))

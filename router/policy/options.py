@@ -1,7 +1,8 @@
 """Every way in which a request could run now, each with its predicted cost.
 
 An option is a decode worker with a prefill worker, or a worker alone. Options that a rule forbids
-(header, strict mode, layouts that differ) are never made, so the choice need not know the rules.
+(header, strict mode, layouts that differ, no path for KV) are never made, so the choice need not
+know the rules.
 """
 
 from __future__ import annotations
@@ -70,9 +71,15 @@ def options(
             if inputs.request.disaggregate is not True:
                 found.append(_alone(inputs, worker, terms, Reason.COLOCATED))
             continue
-        peers = [(peer, ahead) for peer, ahead in ready if peer.layout == worker.layout]
+        peers = [(peer, ahead) for peer, ahead in ready if may_pair(peer, worker)]
         found.extend(_on_decode(inputs, worker, terms, peers))
     return found
+
+
+def may_pair(prefill: WorkerView, decode: WorkerView) -> bool:
+    """Return whether KV can go from one to the other, as far as is known."""
+    is_barred = prefill.load.is_unpaired or decode.load.is_unpaired
+    return prefill.layout == decode.layout and not is_barred
 
 
 def _on_decode(

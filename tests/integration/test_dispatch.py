@@ -254,8 +254,66 @@ async def test_status_shows_loads(cluster: Cluster) -> None:
     (shown,) = cluster.status()
     assert shown["queues"]["running"] == 3
     assert shown["blocks"]["owned"] == 4
+    assert (shown["fences"], shown["path_failure"], shown["paired"]) == (0, "", True)
     assert (shown["state"], shown["role"], shown["boot"]) == ("live", "decode", worker.boot)
     assert msgspec.json.encode(cluster.dispatcher.cluster_status())
+    worker.say(WorkerLoad(is_draining=True))
+    await settle()
+    assert cluster.status()[0]["state"] == "draining"
+    registry = CollectorRegistry()
+    registry.register(cluster.dispatcher.metrics)
+    states = {"connecting": 0, "live": 0, "suspect": 0, "draining": 1}
+    for state, count in states.items():
+        assert registry.get_sample_value("dovetail:workers", {"state": state}) == count
+
+
+async def test_who_can_move_no_kv_is_shown_and_not_paired_until_it_can() -> None:
+    strict = msgspec.structs.replace(CONFIG, disaggregation=DisaggregationConfig("strict"))
+    async with running(MemoryNetwork(), strict) as cluster:
+        decode = await cluster.add("d0", Role.DECODE)
+        prefill = await cluster.add("p0", Role.PREFILL)
+        assert cluster.dispatcher.is_ready()
+        prefill.say(WorkerLoad(path_failure="no KV moves", is_unpaired=True, fences=2))
+        await cluster.until(lambda: not cluster.dispatcher.is_ready())
+        shown = cluster.status()[1]
+        assert (shown["fences"], shown["path_failure"], shown["paired"]) == (
+            2,
+            "no KV moves",
+            False,
+        )
+        with pytest.raises(RequestError) as refused:
+            await read(cluster.start("r"))
+        assert (refused.value.status, refused.value.code) == (503, "no_prefill_worker")
+        assert not decode.started
+        prefill.say(WorkerLoad())
+        await cluster.until(cluster.dispatcher.is_ready)
+        stream = cluster.start("again", max_tokens=1)
+        await cluster.until(lambda: bool(decode.jobs))
+        assert [one.worker_id for one in decode.started[0].candidates] == ["p0"]
+        decode.step()
+        await read(stream)
+
+
+async def test_attempts_are_counted_when_a_request_ends(cluster: Cluster) -> None:
+    first = await cluster.add("d0", Role.DECODE)
+    second = await cluster.add("d1", Role.DECODE)
+    streams = [cluster.start(f"r{i}", max_tokens=1) for i in range(4)]
+    await cluster.until(lambda: len(first.jobs) + len(second.jobs) == 4)
+    num_moved = len(first.jobs)
+    cluster.network.router_ends["d0"].close("lost")
+    await cluster.until(lambda: len(second.jobs) == 4)
+    second.step()
+    for stream in streams:
+        await read(stream)
+    assert cluster.dispatcher.cluster_status()["attempts"] == {
+        "requests": 4,
+        "retried": num_moved,
+        "attempts": 4 + num_moved,
+    }
+    registry = CollectorRegistry()
+    registry.register(cluster.dispatcher.metrics)
+    once = registry.get_sample_value("dovetail:request_attempts_bucket", {"le": "1.0"})
+    assert once == 4 - num_moved
 
 
 async def test_stopping_ends_every_request_with_503() -> None:

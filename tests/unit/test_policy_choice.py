@@ -227,6 +227,30 @@ def test_layouts_must_be_equal_for_a_handoff() -> None:
     assert decision(LONG, other, decode(0)).reason is Reason.FALLBACK
 
 
+NO_PATH = WorkerLoad(path_failure="no KV moves", is_unpaired=True)
+
+
+def test_who_has_no_path_for_kv_is_paired_with_nobody() -> None:
+    chosen = decision(LONG, prefill(0, load=NO_PATH), prefill(1), decode(0))
+    assert (chosen.reason, names(chosen)) == (Reason.DISAGGREGATED, ["p1"])
+    alone = decision(LONG, prefill(0, load=NO_PATH), decode(0))
+    assert (alone.reason, names(alone)) == (Reason.FALLBACK, [])
+    alone = decision(LONG, prefill(0), decode(0, load=NO_PATH))
+    assert (alone.reason, names(alone)) == (Reason.FALLBACK, [])
+    strict = decide(LONG, prefill(0), decode(0, load=NO_PATH), policy=STRICT)
+    assert strict == Refusal(RefusalReason.NO_PREFILL_WORKER)
+    strict = decision(LONG, prefill(0), decode(0, load=NO_PATH), decode(1), policy=STRICT)
+    assert strict.worker_id == "d1"
+    hit = decision(LONG, prefill(0), decode(0, load=NO_PATH), hits={"d0": 62})
+    assert (hit.reason, names(hit)) == (Reason.LOCAL_HIT, [])
+
+
+def test_a_worker_on_trial_is_paired_again() -> None:
+    trial = WorkerLoad(path_failure="no KV moves")
+    chosen = decision(LONG, prefill(0, load=trial), decode(0))
+    assert (chosen.reason, names(chosen)) == (Reason.DISAGGREGATED, ["p0"])
+
+
 def test_who_cannot_hold_it_is_not_chosen() -> None:
     small_pool = decode(0, load=WorkerLoad(blocks_total=62, blocks_free=62))
     assert decide(LONG, prefill(0), small_pool) == Refusal(RefusalReason.TOO_LONG)
