@@ -19,12 +19,14 @@ from core.ids import RequestId, WorkerId, new_boot
 from core.lifetime import PrefillDecision, RequestTrace
 from core.messages import (
     AbortRequest,
+    MoveRequest,
     PathReport,
     PromptScored,
     RequestRefused,
     RouterToWorker,
     StartRequest,
     TokenBatch,
+    WorkerOrder,
     WorkerToRouter,
 )
 from core.request import FinishReason, PromptLogprobs, TokenUpdate
@@ -68,6 +70,7 @@ class FakeWorker:
         self.aborted: list[AbortRequest] = []
         self.jobs: dict[RequestId, tuple[StartRequest, dict[int, int]]] = {}
         self.refusal: str | None = None
+        self.told: list[MoveRequest | WorkerOrder] = []
         self.stream: Stream[Any] | None = None
         self.is_mute = False
         self.news = news
@@ -102,7 +105,7 @@ class FakeWorker:
         self.stream = stream
         self.news.happened()
 
-    def on_message(self, stream: Stream[Any], message: RouterToWorker) -> None:
+    def on_message(self, stream: Stream[Any], message: RouterToWorker | WorkerOrder) -> None:
         if isinstance(message, AbortRequest):
             self.aborted.append(message)
             job = self.jobs.get(message.request_id)
@@ -111,8 +114,10 @@ class FakeWorker:
                     del self.jobs[message.request_id]
                 else:
                     job[1].pop(message.sample_index, None)
-        else:
+        elif isinstance(message, StartRequest):
             self.start(message)
+        else:
+            self.told.append(message)
         self.news.happened()
 
     def start(self, message: StartRequest) -> None:

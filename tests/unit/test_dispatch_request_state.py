@@ -360,3 +360,34 @@ def test_a_dispatch_that_found_no_worker_leaves_nobody_to_tell() -> None:
     state.stream_lost(W0, "reset", 0.0)
     state.unplaced(RefusalReason.AVOIDED, 0.0, DICE)
     assert state.updated(tokens(5, dispatch=2), 1.0) == ()
+
+
+@pytest.mark.parametrize(("has_kv", "source"), [(True, W0), (False, None)])
+def test_a_request_that_moved_goes_on_elsewhere_from_where_it_was(
+    has_kv: bool, source: WorkerId | None
+) -> None:
+    state = running()
+    state.updated(tokens(5, 6), 1.0)
+    assert state.moved(2, 20.0, has_kv=has_kv) == (), "of another dispatch"
+    moved = Dispatch(2, ((5, 6),), frozenset({W0}), source)
+    assert state.moved(1, 20.0, has_kv=has_kv) == (moved,)
+    assert state.moved(1, 20.0, has_kv=has_kv) == ()
+    assert state.updated(tokens(7, at=2), 20.0) == (), "it was the last word of that dispatch"
+    state.unplaced(RefusalReason.AVOIDED, 20.0, DICE)
+    again = state.tick(state.due())
+    assert again == (Dispatch(3, ((5, 6),), frozenset(), source),), "it may still be asked"
+    state.sent(W1, 21.0, is_suspect=False)
+    state.stream_lost(W1, "reset", 22.0)
+    assert state.number == 4
+    assert state.phase is Phase.WAITING
+
+
+def test_one_that_moved_is_not_refused_as_if_it_were_new() -> None:
+    state = running()
+    state.updated(tokens(5), 1.0)
+    state.moved(1, 10.0, has_kv=True)
+    state.sent(W1, 10.0, is_suspect=False)
+    state.refused(2, "overloaded", "", 10.5)
+    assert state.unplaced(RefusalReason.AVOIDED, 13.0, DICE) == ()
+    ended = error(state.unplaced(RefusalReason.AVOIDED, 26.0, DICE))
+    assert ended.code == "overloaded"

@@ -27,7 +27,7 @@ from engine.events import Admitted, CacheChanged, Computed, Generated, Mode, Sco
 from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.handoff.prefill_side import PrefillTerms
 from kv_transfer.transport import Poll, TransferState
-from prefill_pool.attempts import Attempts
+from prefill_pool.attempts import EXPECTED_S, Attempts
 
 pytestmark = pytest.mark.anyio
 
@@ -79,6 +79,7 @@ class World:
 
     def __init__(self) -> None:
         self.engine, self.stream, self.writes = Engine(), Stream(), Writes()
+        self.clock = ManualClock()
         self.callbacks: list[Callable[[Attempts], None]] = []
         self.cache_changes: list[CacheChanged] = []
         engine: Any = self.engine
@@ -89,7 +90,7 @@ class World:
             pusher,
             later=self.callbacks.append,
             on_cache_changed=self.cache_changes.append,
-            clock=ManualClock(),
+            clock=self.clock,
             quarantine_s=5.0,
         )
 
@@ -213,3 +214,39 @@ async def test_scores_go_to_who_asked_and_to_nobody_when_the_attempt_is_over() -
     world.attempts.engine_says([Scored(RequestId(str(HANDOFF)), logprobs)])
     world.attempts.engine_says([Scored(RequestId("over"), logprobs)])
     assert world.stream.sent == [HandoffScored(HANDOFF, logprobs)]
+
+
+async def test_one_ask_of_a_request_that_moved_away_is_taken_whatever_is_refused() -> None:
+    world = World()
+    world.attempts.refuse("draining")
+    world.attempts.expect(HANDOFF.request_id)
+    assert world.attempts.num_expected == 1
+    assert world.attempts.busy.is_set(), "it is not waited for for ever"
+    world.ask()
+    assert world.attempts.num_expected == 0
+    assert len(world.attempts) == 1
+    await world.answer(None)
+    stream: Any = world.stream
+    world.attempts.settle(stream, HANDOFF)
+    assert not world.attempts.busy.is_set()
+    world.stream.sent.clear()
+    world.ask()
+    (refused,) = world.stream.sent
+    assert isinstance(refused, HandoffRefused)
+
+
+async def test_a_request_that_moved_away_is_waited_for_shortly() -> None:
+    world = World()
+    world.attempts.refuse("draining")
+    world.attempts.expect(HANDOFF.request_id)
+    world.clock.advance(EXPECTED_S / 2)
+    world.attempts.tick()
+    assert world.attempts.num_expected == 1
+    world.clock.advance(EXPECTED_S)
+    world.attempts.tick()
+    assert world.attempts.num_expected == 0
+    assert not world.attempts.busy.is_set()
+    world.ask()
+    (refused,) = world.stream.sent
+    assert isinstance(refused, HandoffRefused)
+    assert refused.reason == "draining"

@@ -200,3 +200,32 @@ async def test_a_worker_that_left_is_removed_from_the_fabric() -> None:
     writer.pusher.forget("decode-0", Boot("there"))
     peer = "decode-0@there"
     assert writer.fabric.connections.calls == [("add", peer), ("remove", peer)]
+
+
+async def test_what_is_held_is_posted_later_or_given_up() -> None:
+    writer = Writer()
+    writer.pusher.hold()
+    waits = writer.post(2)
+    await writer.pusher.quiet()
+    assert writer.fabric.connections.calls == []
+    writer.pusher.resume()
+    assert (await waits).state is TransferState.DONE
+    writer.pusher.hold()
+    given_up = writer.post(2)
+    writer.pusher.refuse_held("the region moves")
+    assert await given_up == Poll(TransferState.REFUSED, "the region moves")
+    writer.pusher.resume()
+    assert writer.pusher.num_blocks == 2
+
+
+async def test_it_is_quiet_once_the_last_write_has_ended() -> None:
+    writer = Writer()
+    writer.fabric.is_slow = True
+    ends = [writer.post(1), writer.post(1)]
+    quiet = asyncio.ensure_future(writer.pusher.quiet())
+    writer.fabric.end(0, TransferState.DONE)
+    await ends[0]
+    assert not quiet.done()
+    writer.fabric.end(1, TransferState.FAILED)
+    await ends[1]
+    await quiet
