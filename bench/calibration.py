@@ -6,15 +6,13 @@ Taken before and after each sample; a sample during which the machine changed is
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.clock import SystemClock
+from bench.timed_threads import TimedThreads
 from engine.kernels.cpu.abi import Activations, Epilogue, Matrix, WeightType
 from engine.kernels.cpu.library import kernel_tables
 
@@ -39,9 +37,7 @@ class Calibration:
     """Measures with as many threads as the engines have."""
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads)
-        self._clock = SystemClock()
+        self._threads = TimedThreads(threads)
         self._table = kernel_tables()[0]
         # One row of activations reads a float32 matrix once and computes next to nothing.
         self._read = _Product(self._table, WeightType.F32, READ_BYTES // 4 // 1024, 1024, 1)
@@ -60,19 +56,11 @@ class Calibration:
         return num_bytes * self._seconds(self._read.run, 2) / 2 / READ_BYTES
 
     def _seconds(self, work: Callable[[int, int], None], times: int) -> float:
-        ready = threading.Barrier(self._threads + 1)
-
         def run(thread: int) -> None:
-            ready.wait()
             for _ in range(times):
-                work(thread, self._threads)
+                work(thread, self._threads.threads)
 
-        runs = [self._pool.submit(run, thread) for thread in range(self._threads)]
-        ready.wait()
-        started = self._clock.now()
-        for one in runs:
-            one.result()
-        return self._clock.now() - started
+        return self._threads.seconds(run)
 
 
 class _Product:

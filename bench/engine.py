@@ -4,6 +4,10 @@ Each engine is a process that sleeps while another is measured. Contenders take 
 around each sample the machine's own speed is taken, and a sample during which it moved by more than
 a tenth, or the host took processor time away, is taken again. Peers are measured where they are
 installed (`make bench-peers`).
+
+Two aims need no peer: a token of one sequence, beside a plain read of the weights and the cache
+that it takes; a prompt, beside its multiplications at the processor's peak. Both limits are
+measured around each sample.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from bench.calibration import Calibration, cpu_ticks, stolen_share
 from bench.engine_child import PEERS, ROOT, Child, Task
 from bench.figures import Figure, figure
 from bench.interleave import interleave
+from bench.limits import Limits
 from core.environment import child_environment
 from deploy.model_path import resolve_model
 
@@ -34,14 +39,14 @@ PREFILLS = (Task("prefill", 1, 512), Task("prefill", 1, 2000))
 
 
 class Aim(NamedTuple):
-    """How many times as fast as the best of some contenders."""
+    """How many times as fast the best of ours is as the best of some contenders."""
 
-    ours: str
+    ours: tuple[str, ...]
     peers: tuple[str, ...]
     factor: float
 
 
-_QUANTIZED = "ours_native"
+_QUANTIZED = ("ours_native", "ours_native_kv8", "ours_int8")
 _ALL_PEERS = ("llama_q4_1", "llama_bf16", "llama_f32", "vllm_f32")
 AIMS: Mapping[Task, tuple[Aim, ...]] = {
     Task("decode", 1, 512): (Aim(_QUANTIZED, ("llama_q4_1",), 2.2),),
@@ -53,14 +58,17 @@ AIMS: Mapping[Task, tuple[Aim, ...]] = {
     Task("prefill", 1, 512): (Aim(_QUANTIZED, _ALL_PEERS, 2.2),),
     Task("prefill", 1, 2000): (Aim(_QUANTIZED, _ALL_PEERS, 2.0),),
 }
-_F32_AIM = Aim("ours_f32", ("llama_f32",), 1.0)
+_F32_AIM = Aim(("ours_f32",), ("llama_f32",), 1.0)
 _F32_TASKS = (*(Task("decode", batch, 512) for batch in (1, 8, 32)), PREFILLS[0])
+_TIMES_READ = 1.3
+_TIMES_PEAK: Mapping[Task, float] = {PREFILLS[0]: 1.5, PREFILLS[1]: 1.4}
 
 
 def run() -> Iterator[Figure]:
     """Yield tokens a second of every contender, and ours over the best peer's."""
     model = resolve_model("")
     calibration = Calibration(THREADS)
+    limits = Limits(model, calibration, THREADS)
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         children = _start(model, directory, stack)
@@ -72,6 +80,7 @@ def run() -> Iterator[Figure]:
             for name, values in samples.items():
                 yield figure(f"engine.{task.name}.{name}", values, "tokens/s", against=_SETTING)
             yield from _ratios(task, samples)
+            yield from _beside_limit(task, children["ours_native"], limits)
 
 
 _SETTING = f"{THREADS} threads"
@@ -81,6 +90,7 @@ def _start(model: Path, directory: Path, stack: contextlib.ExitStack) -> dict[st
     ours = [sys.executable, "-m", "bench.engine_ours", str(model)]
     commands = {
         "ours_native": [*ours, "native", "bf16"],
+        "ours_native_kv8": [*ours, "native", "int8"],
         "ours_int8": [*ours, "int8", "bf16"],
         "ours_f32": [*ours, "f32", "f32"],
     }
@@ -140,7 +150,28 @@ def _ratios(task: Task, samples: Mapping[str, Sequence[float]]) -> Iterator[Figu
         peers = [name for name in aim.peers if name in samples]
         if not peers:
             continue
-        best = max(peers, key=lambda name: statistics.median(samples[name]))
-        ratio = [ours / peer for ours, peer in zip(samples[aim.ours], samples[best], strict=True)]
-        name = f"engine.{task.name}.{aim.ours}.ratio"
+        best, mine = _fastest(peers, samples), _fastest(aim.ours, samples)
+        ratio = [ours / peer for ours, peer in zip(samples[mine], samples[best], strict=True)]
+        name = f"engine.{task.name}.{mine}.ratio"
         yield figure(name, ratio, "ratio", against=best, at_least=aim.factor)
+
+
+def _fastest(names: Sequence[str], samples: Mapping[str, Sequence[float]]) -> str:
+    return max(names, key=lambda name: statistics.median(samples[name]))
+
+
+def _beside_limit(task: Task, child: Child, limits: Limits) -> Iterator[Figure]:
+    """Yield our time over the least that it could take."""
+    if task == Task("decode", 1, 512):
+        limit, at_most, against = limits.read_s, _TIMES_READ, "a read of its bytes"
+    elif task in _TIMES_PEAK:
+        limit, at_most, against = limits.multiply_s, _TIMES_PEAK[task], "int8 and f32 at their peak"
+    else:
+        return
+    times: list[float] = []
+    for _ in range(ROUNDS):
+        before = limit(task)
+        rate = child.tokens_per_s(task)
+        tokens = task.batch if task.phase == "decode" else task.context
+        times.append(tokens / rate / ((before + limit(task)) / 2))
+    yield figure(f"engine.{task.name}.limit", times, "ratio", against=against, at_most=at_most)

@@ -85,6 +85,7 @@ class MockWorker:
         """Take a request, or drop one."""
         if isinstance(message, AbortRequest):
             self._jobs.pop(message.request_id, None)
+        if not isinstance(message, StartRequest):
             return
         job = _Job(stream, message)
         if job.max_tokens > 1:

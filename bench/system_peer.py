@@ -99,8 +99,8 @@ _SERVER = (
 def _keep_on(pid: int, core: int) -> None:
     """Move all threads of a server to its core.
 
-    Its connector pins the thread that computes to the machine's last core, so that on two cores both
-    servers would share one (43 tokens/s instead of 20).
+    Its connector pins the thread that computes to the machine's last core, so that on two cores
+    both servers would share one (43 tokens/s instead of 20).
     """
     process = psutil.Process(pid)
     for one in (process, *process.children(recursive=True)):
