@@ -51,6 +51,11 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
         (["worker", "--role", "both", "--etcd", "h:1", "--listen", "0.0.0.0:1"], "--advertise"),
         (["worker", "--role", "both", "--etcd", "h:1", "--cpus", "a"], "'a': must be numbers"),
         (["worker", "--role", "both", "--etcd", "h:1", "--cpus", "9999"], "may use"),
+        (["drain"], "WORKER"),
+        (["drain", "d", "--deadline", "-1"], "'-1' must be a number of seconds, 0 or more"),
+        (["drain", "d", "--deadline", "soon"], "'soon' must be a number of seconds"),
+        (["role", "d"], "role"),
+        (["role", "d", "boss"], "'boss'"),
         (["chat", "--url", "ftp://x"], "'ftp://x': must be like http://"),
         (["status", "--url", "http://127.0.0.1:port"], "must be like http://"),
     ],
@@ -62,15 +67,17 @@ def test_slip_is_one_line_and_exit_code_2(
     assert said in complaint(capsys)
 
 
-@pytest.mark.parametrize("command", ["chat", "status"])
+@pytest.mark.parametrize("command", ["chat", "status", "drain d", "role d both"])
 def test_no_cluster_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--url", "127.0.0.1:1"]) == 1
+    assert main([*command.split(), "--url", "127.0.0.1:1"]) == 1
     assert "no cluster answers at http://127.0.0.1:1 (connection refused); start one with" in (
         complaint(capsys)
     )
 
 
-@pytest.mark.parametrize("command", ["", "up", "router", "worker", "status", "chat", "version"])
+@pytest.mark.parametrize(
+    "command", ["", "up", "router", "worker", "status", "drain", "role", "chat", "version"]
+)
 def test_help_exists_for_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([*command.split(), "--help"])

@@ -1,0 +1,65 @@
+"""POST /drain and POST /role: passed on whole, or refused by the field that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core.messages import DrainWorker, SwitchRole
+from core.worker_record import Role
+from tests.router_server import ON_UVLOOP, configured, serving, smollm2_text
+from tests.scripted_dispatcher import ScriptedDispatcher, saying
+
+pytestmark = pytest.mark.anyio
+
+TEXT = smollm2_text()
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """Return the loop that the router process runs on."""
+    return ON_UVLOOP
+
+
+async def test_orders_are_passed_on() -> None:
+    dispatcher = ScriptedDispatcher(saying(TEXT, "x"))
+    async with serving(dispatcher) as client:
+        drained = await client.post("/drain", json={"worker": "d0", "deadline_s": 5})
+        assert (drained.status_code, drained.json()) == (200, {"worker": "d0", "order": "drain"})
+        assert (await client.post("/drain", json={"worker": "d1"})).status_code == 200
+        switched = await client.post("/role", json={"worker": "d0", "role": "both"})
+        assert (switched.status_code, switched.json()) == (200, {"worker": "d0", "order": "role"})
+    assert dispatcher.orders == [
+        ("d0", DrainWorker(5.0)),
+        ("d1", DrainWorker(60.0)),
+        ("d0", SwitchRole(Role.BOTH)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/drain", {}, "worker"),
+        ("/drain", {"worker": 3}, "worker"),
+        ("/drain", {"worker": "d0", "deadline_s": -1}, "deadline_s"),
+        ("/drain", {"worker": "d0", "deadline": 5}, "deadline"),
+        ("/role", {"worker": "d0"}, "role"),
+        ("/role", {"worker": "d0", "role": "boss"}, "role"),
+        ("/role", {"worker": "d0", "role": "both", "now": True}, "now"),
+    ],
+)
+async def test_slips_name_their_field(path: str, body: dict[str, Any], param: str) -> None:
+    dispatcher = ScriptedDispatcher(saying(TEXT, "x"))
+    async with serving(dispatcher) as client:
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert dispatcher.orders == []
+
+
+async def test_an_order_wants_a_key_where_the_api_does() -> None:
+    dispatcher = ScriptedDispatcher(saying(TEXT, "x"))
+    async with serving(dispatcher, configured(api={"keys": ("secret",)})) as client:
+        assert (await client.post("/drain", json={"worker": "d0"})).status_code == 401
+    assert dispatcher.orders == []

@@ -1,0 +1,117 @@
+"""`dovetail drain` and `dovetail role` against a router that plays its part."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+import pytest
+
+from core.clock import ManualClock
+from core.errors import DovetailError
+from deploy.api_client import ApiAddress, ApiRefusal
+from deploy.cli import orders
+from deploy.cli.orders import run_drain, run_role
+
+
+class Router(ThreadingHTTPServer):
+    """Shows one state of its only worker after another, the last one for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.states: list[dict[str, Any] | None] = []
+        self.orders: list[tuple[str, dict[str, Any]]] = []
+        self.refusal = ""
+
+    @property
+    def address(self) -> ApiAddress:
+        return ApiAddress(f"http://127.0.0.1:{self.server_address[1]}")
+
+    def status(self) -> dict[str, Any]:
+        state = self.states[0] if len(self.states) == 1 else self.states.pop(0)
+        return {"workers": [] if state is None else [state]}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    @property
+    def _router(self) -> Router:
+        return cast("Router", self.server)
+
+    def do_GET(self) -> None:
+        self._say(200, self._router.status())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self._router.orders.append((self.path, body))
+        refusal = self._router.refusal
+        self._say(404 if refusal else 200, {"error": {"message": refusal}} if refusal else {})
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
+        """Say nothing."""
+
+    def _say(self, status: int, value: object) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
+    monkeypatch.setattr(orders.time, "sleep", CLOCK.advance)
+    with Router() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+CLOCK = ManualClock()
+
+
+def worker(**changes: Any) -> dict[str, Any]:
+    return {"id": "d", "role": "decode", "state": "live", "pid": 7, **changes}
+
+
+def test_drain_returns_once_the_worker_has_left(
+    router: Router, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router.states = [worker(), worker(state="draining"), None]
+    assert run_drain(router.address, "d", deadline_s=9.0, clock=CLOCK) == 0
+    assert router.orders == [("/drain", {"worker": "d", "deadline_s": 9.0})]
+    assert capsys.readouterr().out.splitlines()[-1] == "d has left"
+
+
+def test_another_process_in_its_place_means_that_it_has_left(router: Router) -> None:
+    router.states = [worker(), worker(pid=8)]
+    assert run_drain(router.address, "d", deadline_s=9.0, clock=CLOCK) == 0
+
+
+def test_role_returns_once_the_worker_serves_in_it(
+    router: Router, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = {"role": "both"}
+    router.states = [worker(), worker(**both, state="draining"), worker(**both)]
+    assert run_role(router.address, "d", "both", clock=CLOCK) == 0
+    assert router.orders == [("/role", {"worker": "d", "role": "both"})]
+    assert capsys.readouterr().out.splitlines()[-1] == "d has role both"
+
+
+def test_one_that_does_not_obey_in_time_is_an_error(router: Router) -> None:
+    router.states = [worker()]
+    with pytest.raises(DovetailError, match="d has not left within 9 s"):
+        run_drain(router.address, "d", deadline_s=9.0, clock=CLOCK)
+    with pytest.raises(DovetailError, match="d does not have role both yet"):
+        run_role(router.address, "d", "both", clock=CLOCK)
+
+
+def test_a_refusal_is_told(router: Router) -> None:
+    router.states = [worker()]
+    router.refusal = "worker = 'd': is not known"
+    with pytest.raises(ApiRefusal, match="is not known"):
+        run_drain(router.address, "d", deadline_s=9.0, clock=CLOCK)
