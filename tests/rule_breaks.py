@@ -197,7 +197,13 @@ def notification_of_any_attempt(patch: Patch) -> None:
             event = replace(event, generation=state.generation)
         return peer_says(state, event, now)
 
+    def landed(self: Any, write: Any) -> None:
+        live = self._owner.find(write.handoff)
+        if live is not None:
+            self.advance(live, write)
+
     patch.setattr(decode_side, "_peer_says", takes_all)
+    patch.setattr(Handoffs, "landed", landed)
 
 
 def inbound_blocks_matchable(patch: Patch) -> None:
