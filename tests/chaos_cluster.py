@@ -243,6 +243,14 @@ class ChaosCluster:
         lines = [line for lives in self._lives.values() for life in lives for line in life.err]
         return [*self.ended_badly, *(line for line in lines if _COMPLAINT.match(line))]
 
+    def log(self, name: str) -> list[str]:
+        """Return what a process's present life has logged so far."""
+        return list(self._life(name).err)
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a present life."""
+        return self._life(name).process.pid
+
     def dispatches(self) -> dict[str, set[str]]:
         """Return the workers that each request was sent to, by the request's `x-request-id`."""
         found: dict[str, set[str]] = {}

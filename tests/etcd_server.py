@@ -3,6 +3,8 @@ serves a whole module, and take the flags that `control_plane.etcd.embedded` has
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import shutil
 import signal
@@ -165,7 +167,12 @@ class EtcdServer:
 
     def ctl(self, *arguments: str) -> str:
         """Run etcdctl, as its administrator would, and return what it says."""
-        done = subprocess.run(
+        done = self._ctl(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _ctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [
                 str(server_binary().with_name("etcdctl")),
                 *(f"--endpoints={self.url}", "--command-timeout=30s", *self._ctl_flags),
@@ -176,8 +183,22 @@ class EtcdServer:
             env=child_environment({"ETCDCTL_API": "3"}),
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+
+    def fill(self) -> None:
+        """Write until its quota is used up."""
+        for number in itertools.count():
+            done = self._ctl("put", f"/fill/{number}", "x" * 100_000)
+            if done.returncode:
+                assert "database space exceeded" in done.stderr, done.stderr
+                return
+
+    def make_space(self) -> None:
+        """Undo `fill`, as etcd's manual wants it."""
+        self.ctl("del", "--prefix", "/fill/")
+        status = json.loads(self.ctl("endpoint", "status", "--write-out=json"))
+        revision = status[0]["Status"]["header"]["revision"]
+        for command in (("compaction", str(revision)), ("defrag",), ("alarm", "disarm")):
+            self.ctl(*command)
 
     def add_users(self, user: str, password: str, prefix: str) -> None:
         """Switch users on: root, and one that may read and write below a prefix."""
