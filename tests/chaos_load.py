@@ -2,8 +2,8 @@
 
 A client whose router is ended in the midst of an answer sees its connection break, and sends its
 request again to another, as HTTP clients do; likewise one that insists on a prefill worker, and is
-told by an error that there is none, while all of them are struck. Any other trouble is the cluster's
-fault.
+told by an error that there is none, while all of them are struck. Any other trouble is the
+cluster's fault.
 """
 
 from __future__ import annotations
