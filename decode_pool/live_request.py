@@ -106,6 +106,11 @@ class LiveRequest:
         return len(self.finished) == self.start.request.sampling.n
 
     @property
+    def unfinished(self) -> set[int]:
+        """Samples that have not ended."""
+        return set(range(self.start.request.sampling.n)) - self.finished
+
+    @property
     def is_handing_off(self) -> bool:
         """Whether its handoff is not over."""
         return self.side is not None and self.side.phase is not Phase.ENDED

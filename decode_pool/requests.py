@@ -38,6 +38,7 @@ from core.messages import (
     WorkerLoad,
 )
 from core.request import PromptLogprobs, TokenUpdate
+from core.request_slips import slip_of
 from core.worker_record import Role, WorkerRecord
 from decode_pool.live_request import LiveRequest, RequestState, TracePath, engine_id_of
 from decode_pool.ports import DecodePorts
@@ -146,6 +147,10 @@ class Requests:
         if not message.candidates and not message.allow_local:
             self._refuse(stream, message, "no_prefill_worker", "no prefill worker was named")
             return
+        slip = slip_of(message.request, message.remaining_s)
+        if slip:
+            self._refuse(stream, message, "invalid", slip)
+            return
         before = self._live.get(request_id)
         if before is not None:
             if message.dispatch <= before.start.dispatch:
@@ -166,7 +171,7 @@ class Requests:
         sample_index = message.sample_index
         if sample_index is None:
             self._end(live)
-        elif sample_index not in live.finished:
+        elif sample_index in live.unfinished:
             live.finished.add(sample_index)
             self._engine.post(lambda engine: engine.abort(live.engine_id, sample_index))
             self.receiving.advance(live, d.SampleAborted(sample_index))
@@ -208,6 +213,12 @@ class Requests:
                 reason = _REFUSAL_BY_CODE.get(error.code or "", "overloaded")
                 self._forget(live)
                 self._refuse_with_load(live, reason, error.message)
+        except ValueError as error:  # a router's slip: a name twice, fields that disagree
+            extra = {"request_id": live.request_id}
+            _log.error("the engine does not take a request: %s", error, extra=extra)
+            if self._live.get(live.request_id) is live:
+                self._forget(live)
+                self._refuse(live.stream, live.start, "invalid", str(error))
 
     def engine_says(self, events: list[Event]) -> None:
         """Take the events of a step; those of requests that ended meanwhile change nothing."""

@@ -37,6 +37,7 @@ from core.messages import (
     RegionDescriptor,
 )
 from core.request import TokenLogprobs
+from core.request_slips import slip_of
 from kv_transfer.handoff.block_runs import block_ids_of
 from kv_transfer.handoff.prefill_messages import (
     AgentDestroyed,
@@ -206,6 +207,9 @@ def _refusal(ask: PrefillAsk, terms: PrefillTerms, *, is_settled: bool) -> tuple
         return "settled", "settled before it was asked"
     if terms.refusing:
         return terms.refusing, f"this worker takes no new prompts: {terms.refusing}"
+    slip = slip_of(ask.request, ask.remaining_s)
+    if slip:
+        return "invalid", slip
     differing = summary_difference(terms.layout, region.layout)
     if differing is not None:
         name, here, there = differing
