@@ -1,6 +1,6 @@
-"""When a process ends: at the first SIGTERM, SIGINT or SIGHUP, or once one of its parts fails.
+"""When a process ends: at the first SIGTERM, SIGINT or SIGUSR1, or once one of its parts fails.
 
-SIGINT and SIGHUP (the launcher's) ask it to hurry, too, also where it is ending already.
+SIGINT and SIGUSR1 (the launcher's) ask it to hurry, too, also where it is ending already.
 
 A process that lost a part but lives on is the worst of its failures: its entry and its port say
 that it serves. One that ends with what went wrong is started again, and its peers go on without it.
@@ -30,7 +30,7 @@ class ProcessEnd:
         self._end: asyncio.Future[None] = loop.create_future()
         self.is_hurried = False
         loop.add_signal_handler(signal.SIGTERM, self.stop)
-        for number in (signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self.hurry)
 
     def stop(self) -> None:

@@ -103,8 +103,9 @@ class Launcher:
         """Stop routers, then workers, then etcd; each is killed after its grace."""
         await asyncio.gather(*(router.stop(ROUTER_GRACE_S) for router in self._routers))
         # Not SIGTERM, a drain of up to a minute: there is nobody to hand requests to. Nor SIGINT,
-        # to which a child that is still being loaded answers with a traceback.
-        stops = (worker.stop(WORKER_GRACE_S, signal.SIGHUP) for worker in self._workers)
+        # to which a child that is still being loaded answers with a traceback; nor SIGHUP, which
+        # UCX takes for itself.
+        stops = (worker.stop(WORKER_GRACE_S, signal.SIGUSR1) for worker in self._workers)
         await asyncio.gather(*stops)
         if self._etcd is not None:
             await self._etcd.stop()

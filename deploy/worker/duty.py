@@ -24,8 +24,8 @@ from deploy.process_end import ProcessEnd
 from deploy.worker.health import WorkerHealth
 
 HURRY_S = 5.0
-"""From SIGINT or SIGHUP until what still runs is ended. This stop is the launcher's, whose grace is
-10 s: it takes the whole cluster down, and there is nobody to hand requests to."""
+"""From SIGINT or SIGUSR1 until what still runs is ended. This stop is the launcher's, whose grace
+is 10 s: it takes the whole cluster down, and there is nobody to hand requests to."""
 
 _FAIL_OVER_S = 1.0
 _POLL_S = 0.02

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield starter
         for cluster in started:
             assert cluster.launched.stop(signal.SIGTERM) == 0, cluster.launched.transcript()
+            assert "is killed" not in cluster.launched.transcript()
             assert "Traceback" not in cluster.launched.transcript()
             cluster.launched.assert_nothing_left()
 
@@ -74,13 +77,36 @@ def streams(cluster: Cluster, count: int, max_tokens: int) -> list[Asked]:
     return asked
 
 
+def samples_of(cluster: Cluster, seed: int) -> dict[str, Any]:
+    """Return an answer of two samples, with all that depends on the tokens before."""
+    body = {
+        "prompt": prompt_of(150, 900 + seed),
+        "max_tokens": 60,
+        "n": 2,
+        "logprobs": 2,
+        "temperature": 0.9,
+        "seed": seed,
+        "frequency_penalty": 0.5,
+    }
+    answer = cluster.http.post(f"{cluster.url}/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
 def test_a_decode_worker_hands_50_streams_over_and_leaves(start: Start) -> None:
     cluster = start("--prefill", "1", "--decode", "2", *MOCK)
     wait_live(cluster, "prefill-0", "decode-0", "decode-1")
     asked = streams(cluster, 50, 120)
-    drain(cluster, "decode-0")
+    with ThreadPoolExecutor() as clients:
+        samples = [clients.submit(samples_of, cluster, seed) for seed in range(4)]
+        drain(cluster, "decode-0")
     for one in asked:
         one.expect_mock_answer()
+    for seed, answer in enumerate(samples):
+        undisturbed = samples_of(cluster, seed)
+        assert answer.result()["choices"] == undisturbed["choices"]
+        for count in ("prompt_tokens", "completion_tokens"):
+            assert answer.result()["usage"][count] == undisturbed["usage"][count]
     moved = [one for one in asked if one.path["prefill_worker"] == "decode-0"]
     assert moved, "none got its prompt's KV from the worker that left"
     assert {one.path["decode_worker"] for one in moved} == {"decode-1"}

@@ -71,6 +71,7 @@ def test_stop_lets_short_answers_finish_and_ends_long_ones_with_an_error(start: 
         assert error["code"] in ("stopping", "shutting_down"), one.report()
         assert one.tokens == mock_answer(one.prompt, 2000)[: len(one.tokens)]
     assert "Traceback" not in cluster.launched.transcript()
+    assert "is killed" not in cluster.launched.transcript(), "a worker did not hear of its stop"
     cluster.launched.assert_nothing_left()
 
 

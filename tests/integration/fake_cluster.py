@@ -100,7 +100,7 @@ def play(name: str, directory: Path, port: int, ready_fd: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         # The launcher's stop: a worker takes SIGTERM for a drain.
-        number = signal.SIGTERM if name.startswith("router") else signal.SIGHUP
+        number = signal.SIGTERM if name.startswith("router") else signal.SIGUSR1
         signal.signal(number, lambda *_: (note(directory, f"stop {name}"), os._exit(0)))
     note(directory, f"start {name}")
     address = "127.0.0.1:1"

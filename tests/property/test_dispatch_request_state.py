@@ -78,6 +78,7 @@ class Dispatching(RuleBasedStateMachine):
         self.finished = [False for _ in LENGTHS]
         self.stopped_by_client = [False for _ in LENGTHS]
         self.ends: list[RequestError | None] = []
+        self.moved_from: WorkerId | None = None
         sampling = SamplingParams(n=len(LENGTHS), max_tokens=max(LENGTHS))
         request = EngineRequest(REQUEST, (1, 2, 3), sampling)
         self.state = RequestState(request, deadline=DEADLINE, rules=RetryRules(max_lost=9))
@@ -119,6 +120,8 @@ class Dispatching(RuleBasedStateMachine):
         chosen = choice[dispatch.number % len(choice)]
         outputs = dispatch.outputs or ((),) * len(LENGTHS)
         assert [list(tokens) for tokens in outputs] == self.got, "the tokens so far go along"
+        assert dispatch.source == self.moved_from, "who has its KV is asked, and nobody else"
+        self.moved_from = None
         job = Job(dispatch.number, [len(tokens) for tokens in outputs])
         self.workers[chosen].jobs[dispatch.number] = job
         self.do(self.state.sent(chosen, self.now, is_suspect=False))
@@ -198,7 +201,9 @@ class Dispatching(RuleBasedStateMachine):
                 self.take(TokenUpdate(REQUEST, nobodys, number, 0, (), (), reason))
 
     @rule(
-        kind=st.sampled_from(["die", "up", "suspect", "recover", "disown", "refuse", "fail"]),
+        kind=st.sampled_from(
+            ["die", "up", "suspect", "recover", "disown", "refuse", "fail", "move"]
+        ),
         name=workers,
         reason=st.sampled_from(["overloaded", "wrong_role", "draining", "no_prefill_worker"]),
         count=st.integers(0, 9),
@@ -221,6 +226,12 @@ class Dispatching(RuleBasedStateMachine):
         elif kind == "fail" and is_current:
             self.end_job(name)
             self.do(self.state.failed(number, "x", self.now, retriable=count > 0))
+        elif kind == "move" and is_current:
+            self.deliver([name], 999)
+            if name == self.state.worker_id and number == self.state.number:
+                self.end_job(name)  # its last word
+                self.moved_from = name if count > 0 else None
+                self.do(self.state.moved(number, self.now, has_kv=count > 0))
 
     def end_job(self, name: WorkerId) -> None:
         self.workers[name].jobs.pop(self.state.number, None)

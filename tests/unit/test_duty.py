@@ -67,7 +67,7 @@ async def worker(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Worker]:
     monkeypatch.setattr(module, "_FAIL_OVER_S", 0.0)
     yield Worker()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         loop.remove_signal_handler(number)
 
 

@@ -14,7 +14,7 @@ from deploy.process_end import ProcessEnd
 
 pytestmark = pytest.mark.anyio
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 @pytest.fixture
