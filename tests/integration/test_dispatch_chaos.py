@@ -29,6 +29,8 @@ async def _trouble(cluster: Cluster, dice: random.Random) -> None:
     """Cut, freeze, fill up, forget and unregister workers, one thing every few milliseconds."""
     for _ in range(150):
         await asyncio.sleep(0.003)
+        by_state = cluster.dispatcher.requests_by_state()
+        assert sum(by_state.values()) == cluster.dispatcher.num_requests(), by_state
         worker = dice.choice(cluster.workers)
         end = cluster.network.router_ends[worker.name]
         kind = dice.random()

@@ -167,6 +167,7 @@ async def test_a_request_without_time_ends(cluster: Cluster) -> None:
     with pytest.raises(RequestError) as late:
         await read(stream)
     assert (late.value.status, late.value.code) == (503, "request_timeout")
+    assert late.value.retry_after_s == 1.0
     await settle()
     assert worker.aborted == [AbortRequest(RequestId("r"), 1)]
 
