@@ -104,9 +104,14 @@ class Leaver:
 
 @asynccontextmanager
 async def leaving(
-    num_prefills: int = 0, role: Role = Role.DECODE, faults: Faults | None = None
+    num_prefills: int = 0,
+    role: Role = Role.DECODE,
+    faults: Faults | None = None,
+    prompt_token_s: float = 0.0,
 ) -> AsyncGenerator[Leaver]:
-    async with pool_cluster(num_prefills=num_prefills, faults=faults) as cluster:
+    async with pool_cluster(
+        num_prefills=num_prefills, faults=faults, prompt_token_s=prompt_token_s
+    ) as cluster:
         leaver = Leaver(cluster, role)
         await leaver.start()
         yield leaver
@@ -213,7 +218,7 @@ async def test_orders_go_to_the_process_and_a_role_decides_who_hears_the_rest() 
 
 
 async def test_while_its_region_moves_nothing_is_written_and_then_all_goes_on() -> None:
-    async with leaving(faults=Faults(min_delay_s=0.01, max_delay_s=0.01)) as leaver:
+    async with leaving(prompt_token_s=0.002) as leaver:
         leaver.pools.serve_as(Role.PREFILL)
         request = request_of("r", range(10, 90))
         answer = leaver.cluster.router.start(request, (leaver.machine.candidate,))
@@ -222,7 +227,7 @@ async def test_while_its_region_moves_nothing_is_written_and_then_all_goes_on() 
             stats = leaver.pools.prefill.stats()
             assert stats is not None
             before = stats.blocks_pushed
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)  # three chunks' time
             stats = leaver.pools.prefill.stats()
             assert stats is not None
             assert stats.blocks_pushed == before
