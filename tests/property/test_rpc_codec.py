@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import types
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -14,53 +13,8 @@ from control_plane.rpc import codec
 from core.ids import RequestId
 from core.lifetime import PrefillDecision, RequestTrace
 from core.messages import AbortRequest, PathReport, RequestRefused, TokenBatch, WorkerLoad
-from core.request import PromptLogprobs
 from core.worker_record import Hello
-
-UINT32 = st.integers(0, 2**32 - 1)
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
-    str: TEXT,
-    bytes: st.binary(max_size=12),
-    bool: st.booleans(),
-    int: UINT32,
-    float: st.floats(allow_nan=False),
-}
-FLOAT32 = st.lists(st.floats(allow_nan=False, width=32), max_size=4).map(tuple)
-BY_FIELD = {
-    "seed": st.integers(0, 2**64 - 1),
-    "address": st.integers(0, 2**64 - 1),
-    "priority": st.integers(-(2**63), 2**63 - 1),
-}
-
-
-def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for any annotation that messages use."""
-    hint = getattr(hint, "__supertype__", hint)
-    arguments = get_args(hint)
-    if hint in BY_TYPE:
-        return BY_TYPE[hint]
-    if get_origin(hint) in (Union, types.UnionType):
-        return st.none() | values(arguments[0])
-    if get_origin(hint) is tuple and arguments[-1] is Ellipsis:
-        return st.lists(values(arguments[0]), max_size=4).map(tuple)
-    if get_origin(hint) is tuple:
-        return st.tuples(*[values(argument) for argument in arguments])
-    if issubclass(hint, msgspec.Struct):
-        return structs(hint)
-    return st.sampled_from(list(hint))
-
-
-def structs(struct: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
-    """Return a strategy for a struct; integers fill their wire type."""
-    fields = {
-        name: BY_FIELD[name] if name in BY_FIELD and hint is int else values(hint)
-        for name, hint in get_type_hints(struct).items()
-    }
-    if struct is PromptLogprobs:
-        fields |= {"chosen": FLOAT32, "top": FLOAT32}
-    return st.builds(struct, **fields)
-
+from tests.message_strategies import structs
 
 ANY_MESSAGE = st.one_of(*[structs(struct) for struct in get_args(codec.AnyMessage)])
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
