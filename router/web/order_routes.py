@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from core.addresses import is_loopback
 from core.errors import RequestError
 from core.ids import WorkerId
 from core.messages import DrainWorker, SwitchRole
@@ -13,7 +14,7 @@ from core.worker_record import Role
 from router.api.fields import FieldReader, parse_body, refuse
 from router.web.asgi import JSON, Receive, Scope, Send, check_json_content, read_body, send_bytes
 from router.web.context import ApiContext
-from router.web.openapi.answers import Ordered
+from router.web.openapi.answers import ErrorAnswer, Ordered
 from router.web.openapi.requests import DrainRequest, RoleRequest
 from router.web.routing import Answer, Operation, Route
 
@@ -51,9 +52,19 @@ class OrderRoutes:
         await _answer(send, worker_id, "role")
 
     async def _reader(self, scope: Scope, receive: Receive) -> FieldReader:
+        if not self._context.config.api.keys:
+            _check_is_near(scope)
         check_json_content(scope)
         max_bytes = self._context.config.http.max_body_bytes
         return FieldReader(parse_body(await read_body(scope, receive, max_bytes)))
+
+
+def _check_is_near(scope: Scope) -> None:
+    """Without keys, whoever reaches the API may ask it, but not take its workers away."""
+    host = scope["client"][0] if scope["client"] else ""
+    if not is_loopback(host):
+        msg = f"orders from {host}: without api.keys they must come from the router's own machine"
+        raise RequestError(msg, status=403, code="orders_not_allowed")
 
 
 async def _answer(send: Send, worker_id: WorkerId, order: str) -> None:
@@ -78,12 +89,18 @@ def _refuse_unknown(reader: FieldReader) -> None:
 _DRAIN = Operation(
     "Have a worker take nothing new, finish what runs or hand it over, and end.",
     "workers",
-    {200: (Answer("The worker was told.", Ordered),)},
+    {
+        200: (Answer("The worker was told.", Ordered),),
+        403: (Answer("Without keys, from another machine.", ErrorAnswer),),
+    },
     body=DrainRequest,
 )
 _ROLE = Operation(
     "Have a worker finish or hand over what its role took, and take the work of another role.",
     "workers",
-    {200: (Answer("The worker was told.", Ordered),)},
+    {
+        200: (Answer("The worker was told.", Ordered),),
+        403: (Answer("Without keys, from another machine.", ErrorAnswer),),
+    },
     body=RoleRequest,
 )

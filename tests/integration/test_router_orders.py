@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
+from core.clock import SystemClock
+from core.config import Config
 from core.messages import DrainWorker, SwitchRole
 from core.worker_record import Role
+from router.web.app import create_app
 from tests.router_server import ON_UVLOOP, configured, serving, smollm2_text
 from tests.scripted_dispatcher import ScriptedDispatcher, saying
 
@@ -63,3 +68,20 @@ async def test_an_order_wants_a_key_where_the_api_does() -> None:
     async with serving(dispatcher, configured(api={"keys": ("secret",)})) as client:
         assert (await client.post("/drain", json={"worker": "d0"})).status_code == 401
     assert dispatcher.orders == []
+
+
+@pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("::1", 200), ("10.0.0.9", 403)])
+async def test_without_keys_orders_come_from_the_same_machine(host: str, status: int) -> None:
+    dispatcher = ScriptedDispatcher(saying(TEXT, "x"))
+    app = create_app(
+        dispatcher=dispatcher,
+        text=TEXT,
+        config=Config(),
+        clock=SystemClock(),
+        registry=CollectorRegistry(),
+    )
+    from_host = httpx.ASGITransport(app, client=(host, 5000))
+    async with httpx.AsyncClient(transport=from_host, base_url="http://router") as client:
+        answer = await client.post("/drain", json={"worker": "d0"})
+    assert answer.status_code == status
+    assert bool(dispatcher.orders) == (status == 200)
