@@ -30,13 +30,13 @@ class Demand(NamedTuple):
 class BlockSupply:
     """Secures the blocks that a step may write, for the worst case of accepted drafts."""
 
-    def __init__(self, state: SchedulerState, drafter: Drafter) -> None:
+    def __init__(self, state: SchedulerState, drafter: Drafter | None) -> None:
         self._state = state
         self._drafter = drafter
 
     def num_drafts(self, sequence: Sequence) -> int:
         """Return how many drafts still fit into a decoding sequence's max_tokens."""
-        if not self._drafter.max_drafts:
+        if self._drafter is None:
             return 0
         room = sequence.run.max_tokens - sequence.num_outputs - sequence.num_to_come - 1
         return min(self._drafter.max_drafts, room)

@@ -24,7 +24,7 @@ from engine.scheduling.consistency import check_invariants
 from engine.scheduling.forking import fork
 from engine.scheduling.results import Results
 from engine.scheduling.sequence import Phase, RequestRun, Sequence
-from engine.scheduling.settings import Drafter, NoDrafts, SchedulerSettings
+from engine.scheduling.settings import Drafter, SchedulerSettings
 from engine.scheduling.snapshot import stats_of
 from engine.scheduling.state import SchedulerState
 from engine.scheduling.step_work import StepWork
@@ -46,7 +46,6 @@ class Scheduler:
     def __init__(
         self, settings: SchedulerSettings, *, fingerprint: bytes, drafter: Drafter | None = None
     ) -> None:
-        drafter = drafter or NoDrafts()
         self._settings = settings
         self._state = SchedulerState(settings, fingerprint)
         supply = BlockSupply(self._state, drafter)

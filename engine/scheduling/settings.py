@@ -49,17 +49,3 @@ class Drafter(Protocol):
         """Return at most `count` tokens to follow the sequence's last token; steps that are
         pending may add tokens before them."""
         ...
-
-
-class NoDrafts:
-    """Plain decoding: one token a step."""
-
-    @property
-    def max_drafts(self) -> int:
-        """None."""
-        return 0
-
-    def propose(self, sequence: RunningSequence, count: int) -> Sequence[int]:
-        """Return no drafts."""
-        del sequence, count
-        return ()

@@ -13,7 +13,7 @@ from engine.scheduling.state import SchedulerState
 class StepWork:
     """Work items of running sequences."""
 
-    def __init__(self, state: SchedulerState, supply: BlockSupply, drafter: Drafter) -> None:
+    def __init__(self, state: SchedulerState, supply: BlockSupply, drafter: Drafter | None) -> None:
         self._state = state
         self._supply = supply
         self._drafter = drafter
@@ -65,7 +65,9 @@ class StepWork:
         if not self._supply.secure(sequence, end):
             return False
         count = self._supply.num_drafts(sequence)
-        drafts = tuple(self._drafter.propose(sequence, count))[:count] if count else ()
+        drafts: tuple[int, ...] = ()
+        if count and self._drafter is not None:
+            drafts = tuple(self._drafter.propose(sequence, count))[:count]
         slot = self._state.batch.seat(sequence)
         work = SlotWork(slot, 1 + len(drafts), 1, drafts)
         self._state.plan.work(sequence, work)
