@@ -81,7 +81,7 @@ class KvTransferConfig(msgspec.Struct, frozen=True):
         try_s: seconds without progress after which the next candidate is asked.
         quarantine_s: seconds before quarantined blocks are fenced.
         max_receiving_share: share of the pool that may wait for a prefill (or one request).
-        poll_s: sleep between polls while a handoff is open, at least 50 us.
+        poll_s: shortest sleep between polls while a handoff is open, at least 50 us.
         verify: whether what lands is compared with a checksum of what left, before it is used; as
             the decode workers' configuration says. About 1 ms a MB at either end.
     """

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from control_plane.rpc.inbox import Inbox
 from control_plane.rpc.interface import Stream
+from control_plane.rpc.load_reports import LoadReports
 from control_plane.rpc.report_pace import ReportPace
 from core.clock import Clock
 from core.config import Config
@@ -28,7 +29,6 @@ from core.messages import (
     RegionDescriptor,
     RouterToWorker,
     StartRequest,
-    WorkerLoad,
     WriteNotification,
 )
 from core.worker_record import Role, WorkerRecord
@@ -72,9 +72,7 @@ class DecodeWorker:
         self._reports = ReportPace(config.control_plane.heartbeat_s, clock)
         self._requests: Requests | None = None
         self._ports: DecodePorts | None = None
-        self._routers: set[Stream[Any]] = set()
-        self._load: WorkerLoad | None = None
-        self._is_draining = False
+        self._load = LoadReports()
         self._transports = TransportsSeen()
         self._has_new_agent = asyncio.Event()
 
@@ -82,9 +80,7 @@ class DecodeWorker:
 
     def on_open(self, stream: Stream[Any]) -> None:
         """A router connected: it learns the load at once."""
-        self._routers.add(stream)
-        if self._load is not None:
-            stream.send(self._load)
+        self._load.opened(stream)
 
     def on_message(self, stream: Stream[Any], message: RouterToWorker) -> None:
         """A start, an abort or a move."""
@@ -104,7 +100,7 @@ class DecodeWorker:
     def on_closed(self, stream: Stream[Any], reason: str) -> None:
         """A router left: end its requests."""
         _log.info("router %s left: %s", stream.peer.name, reason)
-        self._routers.discard(stream)
+        self._load.closed(stream)
         self._inbox.put(lambda requests: requests.router_closed(stream))
 
     # --- the threads ------------------------------------------------------------------------
@@ -155,9 +151,7 @@ class DecodeWorker:
         """Take no new request from now on: "draining" or "wrong_role"; "" takes them again. Routers
         hear at once that it drains."""
         self._inbox.put(lambda requests: requests.refuse(reason))
-        self._is_draining = reason == "draining"
-        if self._load is not None:
-            self._tell_routers(self._load)
+        self._load.drain(is_draining=reason == "draining")
 
     def serve_as(self, role: Role) -> None:
         """Requests that come from now on are those of a worker of this role."""
@@ -294,13 +288,8 @@ class DecodeWorker:
             requests.receiving.is_starving = requests.is_starving(stats)
             receiving = requests.receiving
             load = replace(load_of(stats), fences=receiving.num_fences)
-            self._tell_routers(with_paths(load, receiving.paths, self._clock.now()))
+            self._load.tell(with_paths(load, receiving.paths, self._clock.now()))
             await self._reports.next(is_idle=requests.is_idle)
-
-    def _tell_routers(self, load: WorkerLoad) -> None:
-        self._load = replace(load, is_draining=self._is_draining)
-        for stream in self._routers:
-            stream.send(self._load)
 
 
 def _describe(requests: Requests, *, region: RegionDescriptor) -> None:

@@ -35,9 +35,12 @@ MIN_POLL_S = 50e-6
 """Shorter sleeps starve the peer on a small machine: spinning made a round trip 12-48 ms."""
 
 BACKOFF_SHARE = 0.1
-"""With no transfer of our own, sleeps grow to this share of the time since the last event, as while
-a peer computes: a poll costs 20 us of processor time, and every 100 us that took 5% of a decode
-worker's tokens."""
+"""Sleeps grow to this share of the time since the last event, as while a peer computes: a poll
+costs 20 us of processor time, and every 100 us that took 5% of a decode worker's tokens."""
+
+TRANSFER_S = 0.05
+"""So long, a transfer of our own may end any moment, and sleeps stay short; one to a frozen peer
+stays pending for ever."""
 
 MAX_BACKOFF = 10
 """Sleeps grow to this many times `poll_s`."""
@@ -303,15 +306,11 @@ class TransferThread:
         with self._wake:
             if not self._jobs and not self._is_stopping:
                 is_polling = bool(self._pending or self._num_watched)
-                self._wake.wait(self._pause_s() if is_polling else None)
+                quiet_s = self._clock.now() - self._last_event
+                pause = pause_s(quiet_s, self._poll_s, is_transferring=bool(self._pending))
+                self._wake.wait(pause if is_polling else None)
             jobs, self._jobs = self._jobs, []
             return jobs, self._num_watched > 0, self._is_stopping
-
-    def _pause_s(self) -> float:
-        if self._pending:
-            return self._poll_s
-        quiet = self._clock.now() - self._last_event
-        return min(max(self._poll_s, BACKOFF_SHARE * quiet), MAX_BACKOFF * self._poll_s)
 
     def _poll_transfers(self) -> None:
         for handle in list(self._pending):
@@ -380,6 +379,18 @@ class TransferThread:
             return
         message = "the transfer thread failed"
         self._loop.call_exception_handler({"message": message, "exception": crash})
+
+
+def pause_s(quiet_s: float, poll_s: float, *, is_transferring: bool) -> float:
+    """Return the seconds to sleep between two polls.
+
+    Args:
+        quiet_s: since the last event.
+        is_transferring: whether a write or read of our own is under way.
+    """
+    if is_transferring and quiet_s < TRANSFER_S:
+        return poll_s
+    return min(max(poll_s, BACKOFF_SHARE * quiet_s), MAX_BACKOFF * poll_s)
 
 
 def payload_of(tag: Tag, transport: Transport) -> bytes:

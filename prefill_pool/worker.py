@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from control_plane.rpc.inbox import Inbox
 from control_plane.rpc.interface import Stream
+from control_plane.rpc.load_reports import LoadReports
 from control_plane.rpc.report_pace import ReportPace
 from core.clock import Clock
 from core.config import Config
@@ -58,7 +59,8 @@ class PrefillWorker:
         self._attempts: Attempts | None = None
         self._pusher: Pusher | None = None
         self._renew: Callable[[], Awaitable[None]] | None = None
-        self.router_streams = RouterStreams()
+        self._load = LoadReports()
+        self.router_streams = RouterStreams(self._load)
 
     # --- StreamListener ---------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class PrefillWorker:
     def refuse(self, reason: str) -> None:
         """Take no new prompt from now on: "draining" or "wrong_role"; "" takes them again."""
         self._inbox.put(lambda attempts: attempts.refuse(reason))
-        self.router_streams.drain(is_draining=reason == "draining")
+        self._load.drain(is_draining=reason == "draining")
 
     def expect(self, request_id: RequestId) -> None:
         """A request that ran here goes on elsewhere: take an ask of it, whatever is refused."""
@@ -199,8 +201,8 @@ class PrefillWorker:
 
     async def _tell_load(self, attempts: Attempts, pusher: Pusher, ports: PrefillPorts) -> None:
         while True:
-            await self.router_streams.wait_for_one()
+            await self._load.wait_for_router()
             stats = await ports.engine.call(lambda engine: engine.stats())
             load = load_of(stats, transfer_bytes_per_s=pusher.bytes_per_s)
-            self.router_streams.tell(with_paths(load, attempts.paths, self._clock.now()))
+            self._load.tell(with_paths(load, attempts.paths, self._clock.now()))
             await self._reports.next(is_idle=not attempts.busy.is_set())

@@ -22,7 +22,11 @@ class PeersRefused(Collector):
         self._num_by_reason: Counter[str] = Counter()
 
     def count(self, difference: str) -> None:
-        """Count a refusal; `difference` as `control_plane.rpc.handshake.difference` words it."""
+        """Count a refusal.
+
+        Args:
+            difference: as `control_plane.rpc.handshake.difference` words it, or its field alone.
+        """
         self._num_by_reason[reason_of(difference)] += 1
 
     def collect(self) -> Iterable[Metric]:

@@ -69,6 +69,6 @@ class StepWork:
         if count and self._drafter is not None:
             drafts = tuple(self._drafter.propose(sequence, count))[:count]
         slot = self._state.batch.seat(sequence)
-        work = SlotWork(slot, 1 + len(drafts), 1, drafts)
+        work = SlotWork(slot, 1 + len(drafts), num_samples=1, drafts=drafts)
         self._state.plan.work(sequence, work)
         return True

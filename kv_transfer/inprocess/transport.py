@@ -21,6 +21,7 @@ import msgspec
 
 from core.errors import FabricError
 from core.memory_region import SEAL_BYTES, MemoryRegion, seal_of
+from kv_transfer.checksums import checksum_of
 from kv_transfer.descriptors import check_spans
 from kv_transfer.inprocess.known_peers import KnownPeers, Metadata
 from kv_transfer.inprocess.model import (
@@ -275,10 +276,7 @@ class InProcessTransport:
         Raises:
             FabricError: nothing is registered.
         """
-        if self._region is None:
-            msg = "a checksum before register"
-            raise FabricError(msg)
-        return self._region.checksum([(span.offset, span.num_bytes) for span in spans])
+        return checksum_of(self._region, spans)
 
     def remove_peer(self, name: PeerName) -> None:
         """Forget a peer."""

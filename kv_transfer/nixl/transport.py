@@ -20,6 +20,7 @@ import msgspec
 
 from core.errors import FabricError
 from core.memory_region import MemoryRegion
+from kv_transfer.checksums import checksum_of
 from kv_transfer.descriptors import check_spans
 from kv_transfer.generations import Generations
 from kv_transfer.nixl.agent import Descriptor, NixlAgent, Request
@@ -138,10 +139,7 @@ class NixlTransport:
         Raises:
             FabricError: nothing is registered.
         """
-        if self._region is None:
-            msg = "a checksum before register"
-            raise FabricError(msg)
-        return self._region.checksum([(span.offset, span.num_bytes) for span in spans])
+        return checksum_of(self._region, spans)
 
     def remove_peer(self, name: PeerName) -> None:
         """Forget a peer."""

@@ -192,11 +192,10 @@ class WorkerTable:
 
     def _warn_of_another_model(self, record: WorkerRecord, served: ModelKey) -> None:
         fields = zip(_KEY_FIELDS, _model_of(record), served, strict=True)
-        differing = [
-            f"{name} {its!r} (served: {ours!r})" for name, its, ours in fields if its != ours
-        ]
+        differing = [(name, its, ours) for name, its, ours in fields if its != ours]
         if differing:
-            self._refuse(record, "gets no requests: it has", ", ".join(differing))
+            texts = [f"{name} {its!r} (served: {ours!r})" for name, its, ours in differing]
+            self._refuse(record, differing[0][0], f"gets no requests: it has {', '.join(texts)}")
 
     def _warn_of_other_layouts(self, records: Sequence[WorkerRecord]) -> None:
         """Tell of prefill workers whose blocks no decode worker of the served model can take."""
@@ -207,13 +206,14 @@ class WorkerTable:
                 differing = summary_difference(record.layout, min(layouts))
                 assert differing is not None, "they are not equal"
                 name, its, theirs = differing
-                self._refuse(record, "is not paired:", f"{name} {its} (decode has: {theirs})")
+                text = f"is not paired: {name} {its} (decode has: {theirs})"
+                self._refuse(record, name, text)
 
-    def _refuse(self, record: WorkerRecord, what: str, differing: str) -> None:
+    def _refuse(self, record: WorkerRecord, field: str, text: str) -> None:
         if record.worker_id not in self._warned:
             self._warned.add(record.worker_id)
-            self._refused.count(differing.replace(" ", ": ", 1))
-            _log.warning("%s %s %s", record.worker_id, what, differing)
+            self._refused.count(field)
+            _log.warning("%s %s", record.worker_id, text)
 
 
 def key_of(model: ServedModel) -> ModelKey:

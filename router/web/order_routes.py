@@ -14,7 +14,7 @@ from core.worker_record import Role
 from router.api.fields import FieldReader, parse_body, refuse
 from router.web.asgi import JSON, Receive, Scope, Send, check_json_content, read_body, send_bytes
 from router.web.context import ApiContext
-from router.web.openapi.answers import ErrorAnswer, Ordered
+from router.web.openapi.answers import Ordered
 from router.web.openapi.requests import DrainRequest, RoleRequest
 from router.web.routing import Answer, Operation, Route
 
@@ -89,18 +89,12 @@ def _refuse_unknown(reader: FieldReader) -> None:
 _DRAIN = Operation(
     "Have a worker take nothing new, finish what runs or hand it over, and end.",
     "workers",
-    {
-        200: (Answer("The worker was told.", Ordered),),
-        403: (Answer("Without keys, from another machine.", ErrorAnswer),),
-    },
+    {200: (Answer("The worker was told.", Ordered),)},
     body=DrainRequest,
 )
 _ROLE = Operation(
     "Have a worker finish or hand over what its role took, and take the work of another role.",
     "workers",
-    {
-        200: (Answer("The worker was told.", Ordered),),
-        403: (Answer("Without keys, from another machine.", ErrorAnswer),),
-    },
+    {200: (Answer("The worker was told.", Ordered),)},
     body=RoleRequest,
 )

@@ -167,15 +167,3 @@ async def test_lost_notifications_are_the_decode_workers_to_tell() -> None:
         assert "KV does not come" in cluster.decode.path_failure
         assert cluster.prefills[0].path_failure == ""
         await cluster.until_idle()
-
-
-async def test_the_death_of_the_only_peer_is_no_failure_of_the_path() -> None:
-    faults = Faults(min_delay_s=0.005, max_delay_s=0.01)
-    async with pool_cluster(faults=faults) as cluster:
-        request = request_of("r", range(10, 70), max_tokens=8)
-        answer = cluster.router.start(request, cluster.candidates)
-        await cluster.pushing()
-        await cluster.kill_prefill(0)
-        cluster.expect(request, await served(answer, request))
-        assert cluster.decode.path_failure == ""
-        await cluster.until_idle()

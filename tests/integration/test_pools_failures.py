@@ -66,6 +66,7 @@ async def test_the_last_prefill_worker_dies_and_decode_computes_the_prompt() -> 
         await served(answer, request)
         cluster.expect(request, answer)
         assert answer.traces[-1].decision == "fallback"
+        assert cluster.decode.path_failure == ""  # its death says nothing of the path
         strict = request_of("strict", range(100, 160))
         answer = cluster.router.start(strict, cluster.candidates, allow_local=False)
         await answer.until(lambda a: a.failed is not None)

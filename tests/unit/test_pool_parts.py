@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from control_plane.rpc.load_reports import LoadReports
 from core.errors import PeerUnavailable
 from core.ids import Attempt, BlockId, Boot, HandoffId, RequestId, WorkerId
 from core.lifetime import PrefillDecision
@@ -169,23 +170,24 @@ def test_tokens_of_a_step_leave_in_one_message_and_before_what_follows() -> None
 
 
 def test_a_router_that_sends_a_request_to_a_prefill_worker_is_told() -> None:
-    routers, stream = RouterStreams(), FakeStream()
+    load, stream = LoadReports(), FakeStream()
+    routers = RouterStreams(load)
     routers.on_open(stream)
     routers.on_suspect(stream, suspect=True)
     routers.on_message(stream, StartRequest(REQUEST, 3, (), 1.0))
     (refused,) = stream.sent
     assert isinstance(refused, RequestRefused)
     assert (refused.dispatch, refused.reason) == (3, "wrong_role")
-    routers.tell(WorkerLoad())
+    load.tell(WorkerLoad())
     routers.on_closed(stream, "gone")
-    routers.tell(WorkerLoad())
+    load.tell(WorkerLoad())
     assert stream.sent[1:] == [WorkerLoad()]
 
 
 def test_a_router_that_comes_late_learns_what_a_quiet_prefill_worker_told_last() -> None:
-    routers, stream = RouterStreams(), FakeStream()
-    routers.tell(WorkerLoad(num_waiting=2))
-    routers.on_open(stream)
+    load, stream = LoadReports(), FakeStream()
+    load.tell(WorkerLoad(num_waiting=2))
+    RouterStreams(load).on_open(stream)
     assert stream.sent == [WorkerLoad(num_waiting=2)]
 
 

@@ -17,7 +17,7 @@ from core.ids import Boot
 from kv_transfer.bytes_region import BytesRegion
 from kv_transfer.inprocess.model import Frozen
 from kv_transfer.inprocess.transport import InProcessFabric
-from kv_transfer.transfer_thread import MIN_POLL_S, TransferOutcome, TransferThread
+from kv_transfer.transfer_thread import MIN_POLL_S, TransferOutcome, TransferThread, pause_s
 from kv_transfer.transport import (
     Notification,
     PeerName,
@@ -194,6 +194,22 @@ async def test_it_polls_only_while_watching_and_not_faster_than_told() -> None:
     await asyncio.sleep(0.05)
     assert transport.num_polls <= polled + 1
     await side.thread.stop()
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "is_transferring", "expected"),
+    [
+        (0.0, False, 1e-4),
+        (0.005, False, 5e-4),
+        (9.0, False, 1e-3),
+        (0.049, True, 1e-4),
+        (9.0, True, 1e-3),  # to a frozen peer, for ever
+    ],
+)
+async def test_polls_become_rare_where_nothing_happens(
+    quiet_s: float, is_transferring: bool, expected: float
+) -> None:
+    assert pause_s(quiet_s, 1e-4, is_transferring=is_transferring) == pytest.approx(expected)
 
 
 async def test_a_write_to_a_frozen_peer_stays_open_and_stop_fails_it() -> None:
