@@ -15,22 +15,24 @@ import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from control_plane.roles.pools import Pools
+from control_plane.roles.router_front import OnOrder
 from core.clock import Clock
 from core.config import Config
 from core.errors import ConfigError, FabricError
 from core.ids import new_boot
 from core.worker_record import WorkerRecord
+from decode_pool.worker import DecodeWorker
 from deploy.options import WorkerOptions
 from deploy.worker.metrics import WorkerMetrics
-from deploy.worker.pools import Pools
 from deploy.worker.replica import ReplicaPlan, load_executor, make_engine, plan_replica
-from deploy.worker.router_front import OnOrder
 from engine.engine_thread import EngineThread
 from engine.executor.interface import Executor
 from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.region import HostRegion
 from kv_transfer.transfer_thread import TransferThread
 from kv_transfer.transport import PeerName
+from prefill_pool.worker import PrefillWorker
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class WorkerParts:
     Attributes:
         record: who it is; its addresses are empty until its servers listen.
         agent: its name on the fabric.
+        pools: both of them, and which takes new work.
     """
 
     record: WorkerRecord
@@ -49,6 +52,8 @@ class WorkerParts:
     region: HostRegion
     engine: EngineThread
     fabric: TransferThread
+    decode: DecodeWorker
+    prefill: PrefillWorker
     pools: Pools
     metrics: WorkerMetrics
 
@@ -99,12 +104,14 @@ async def start_parts(
         transport=transport.health().transport,
         pid=os.getpid(),
     )
-    pools = Pools(record, config, clock, on_order)
-    metrics = WorkerMetrics(record, pools.decode, pools.prefill)
+    decode = DecodeWorker(record, config, clock)
+    prefill = PrefillWorker(record, config, clock)
+    pools = Pools(options.role, decode, prefill, on_order)
+    metrics = WorkerMetrics(record, decode, prefill)
     engine = _start_engine(config, plan, executor, pools, stack)
-    fabric = _start_fabric(config, transport, pools, metrics, clock, stack)
+    fabric = _start_fabric(config, transport, decode, metrics, clock, stack)
     await fabric.call(lambda handed_over: handed_over.register(region))
-    return WorkerParts(record, agent, region, engine, fabric, pools, metrics)
+    return WorkerParts(record, agent, region, engine, fabric, decode, prefill, pools, metrics)
 
 
 def _open_region(plan: ReplicaPlan, stack: AsyncExitStack) -> HostRegion:
@@ -148,7 +155,7 @@ def _start_engine(
 def _start_fabric(
     config: Config,
     transport: NixlTransport,
-    pools: Pools,
+    decode: DecodeWorker,
     metrics: WorkerMetrics,
     clock: Clock,
     stack: AsyncExitStack,
@@ -156,11 +163,11 @@ def _start_fabric(
     fabric = TransferThread(
         transport,
         loop=asyncio.get_running_loop(),
-        on_notification=pools.decode.on_notification,
+        on_notification=decode.on_notification,
         poll_s=config.kv_transfer.poll_s,
         clock=clock,
         on_outcome=metrics.fabric.observe,
-        on_failure=pools.on_failure,
+        on_failure=decode.on_failure,
     )
     stack.push_async_callback(fabric.stop)
     fabric.start()

@@ -19,6 +19,7 @@ from control_plane.etcd.client import EtcdClient
 from control_plane.ledger.writer import LedgerWriter
 from control_plane.registration import RegistrationHandle
 from control_plane.registry import Registry
+from control_plane.roles.duty import Duty
 from control_plane.rpc.client import connect
 from control_plane.rpc.interface import Stream, StreamListener
 from control_plane.rpc.refusals import PeersRefused
@@ -33,7 +34,6 @@ from deploy.options import WorkerOptions
 from deploy.process_end import ProcessEnd
 from deploy.readiness import Readiness, announce
 from deploy.worker.cache_news import CacheNews
-from deploy.worker.duty import Duty
 from deploy.worker.health import WorkerHealth
 from deploy.worker.parts import WorkerParts, start_parts
 from deploy.worker.probes import WorkerApp
@@ -98,7 +98,7 @@ class _WorkerProcess:
         rpc = RpcServer(
             self._hello, config=config.control_plane, clock=self._clock, refused=self._refused
         )
-        rpc.listen("decode", parts.pools.prefill)
+        rpc.listen("decode", parts.prefill)
         rpc.listen("router", parts.pools.front)
         self._health = WorkerHealth(self._fabric_health, lambda: parts.pools.path_failure)
         app = WorkerApp(
@@ -158,12 +158,12 @@ class _WorkerProcess:
 
     async def run(self) -> None:
         """Serve; raises what must end the process."""
-        pools = self._parts.pools
+        parts = self._parts
         async with asyncio.TaskGroup() as group:
             group.create_task(self._news.tell_totals())
             self._switching = group.create_task(self._duty.run())
-            group.create_task(pools.prefill.run(self._prefill_ports()))
-            group.create_task(pools.decode.run(self._decode_ports()))
+            group.create_task(parts.prefill.run(self._prefill_ports()))
+            group.create_task(parts.decode.run(self._decode_ports()))
 
     async def leave(self) -> None:
         """Drain; what runs goes on meanwhile."""
@@ -229,7 +229,7 @@ class _WorkerProcess:
             region=parts.region,
             new_transport=lambda: NixlTransport(parts.agent, listen=listen),
             on_transport=self._transport_seen,
-            on_renewed=parts.pools.decode.renewed,
+            on_renewed=parts.decode.renewed,
             on_cache_changed=_heard_already,
         )
 
@@ -244,8 +244,8 @@ class _WorkerProcess:
             on_cache_changed=self._news.cache_changed,
             on_preempted=self._news.preempted,
             on_resumed=self._ledger.resumed,
-            on_moved=parts.pools.prefill.expect,
-            without_writes=parts.pools.prefill.without_writes,
+            on_moved=parts.prefill.expect,
+            without_writes=parts.prefill.without_writes,
         )
 
     async def _connect(

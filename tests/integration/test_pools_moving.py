@@ -8,16 +8,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from control_plane.roles.pools import Pools
 from core.clock import SystemClock
 from core.ids import new_boot
 from core.messages import DrainWorker, MoveRequest, RequestMoved, WorkerOrder
 from core.request import EngineRequest
 from core.worker_record import Hello, Role
 from decode_pool.ports import DecodePorts
-from deploy.worker.pools import Pools
+from decode_pool.worker import DecodeWorker
 from kv_transfer.inprocess.model import Faults, Frozen
 from prefill_pool import worker as prefill_worker
 from prefill_pool.ports import PrefillPorts
+from prefill_pool.worker import PrefillWorker
 from tests.pool_cluster import (
     Answer,
     Machine,
@@ -55,38 +57,40 @@ class Leaver:
         self.cluster = cluster
         self.machine = Machine(cluster, "decode-1", role, 64)
         self.orders: list[WorkerOrder] = []
-        self.pools = Pools(self.machine.record, cluster.config, SystemClock(), self.orders.append)
+        whose = (self.machine.record, cluster.config, SystemClock())
+        self.decode, self.prefill = DecodeWorker(*whose), PrefillWorker(*whose)
+        self.pools = Pools(role, self.decode, self.prefill, self.orders.append)
         self.router = Mover()
 
     async def start(self) -> None:
         machine, pools = self.machine, self.pools
         await machine.start_threads(
-            pools.on_engine_events, pools.on_failure, pools.decode.on_notification
+            pools.on_engine_events, pools.on_failure, self.decode.on_notification
         )
         machine.task = asyncio.create_task(self._run())
         join_streams(
             Hello("router", "router-1", new_boot()), self.router, machine.hello, pools.front
         )
         self.cluster.prefill_machines.append(machine)
-        self.cluster.prefills.append(pools.prefill)
+        self.cluster.prefills.append(self.prefill)
 
     async def _run(self) -> None:
-        machine, pools = self.machine, self.pools
+        machine = self.machine
         async with asyncio.TaskGroup() as group:
             group.create_task(
-                pools.prefill.run(
+                self.prefill.run(
                     PrefillPorts(
                         machine.engine,
                         machine.fabric,
                         machine.region,
                         machine.new_transport,
                         lambda _: None,
-                        on_renewed=pools.decode.renewed,
+                        on_renewed=self.decode.renewed,
                     )
                 )
             )
             group.create_task(
-                pools.decode.run(
+                self.decode.run(
                     DecodePorts(
                         machine.engine,
                         machine.fabric,
@@ -95,8 +99,8 @@ class Leaver:
                         lambda _: None,
                         lambda _: None,
                         lambda _: None,
-                        on_moved=pools.prefill.expect,
-                        without_writes=pools.prefill.without_writes,
+                        on_moved=self.prefill.expect,
+                        without_writes=self.prefill.without_writes,
                     )
                 )
             )
@@ -223,12 +227,12 @@ async def test_while_its_region_moves_nothing_is_written_and_then_all_goes_on() 
         request = request_of("r", range(10, 90))
         answer = leaver.cluster.router.start(request, (leaver.machine.candidate,))
         await leaver.cluster.pushing()
-        async with leaver.pools.prefill.without_writes():
-            stats = leaver.pools.prefill.stats()
+        async with leaver.prefill.without_writes():
+            stats = leaver.prefill.stats()
             assert stats is not None
             before = stats.blocks_pushed
             await asyncio.sleep(0.1)  # three chunks' time
-            stats = leaver.pools.prefill.stats()
+            stats = leaver.prefill.stats()
             assert stats is not None
             assert stats.blocks_pushed == before
         leaver.cluster.expect(request, await served(answer, request))
@@ -246,10 +250,10 @@ async def test_writes_that_do_not_end_lose_their_agent_before_the_region_moves(
         answer = cluster.router.start(request, (leaver.machine.candidate,))
         await cluster.pushing()
         cluster.fabric.freeze(cluster.decode_machine.agent, Frozen.ALL)
-        async with leaver.pools.prefill.without_writes():
-            stats = leaver.pools.prefill.stats()
+        async with leaver.prefill.without_writes():
+            stats = leaver.prefill.stats()
             assert stats is not None
-        await until(lambda: (leaver.pools.prefill.stats() or stats).agent_renewals == 1)
+        await until(lambda: (leaver.prefill.stats() or stats).agent_renewals == 1)
         cluster.fabric.thaw(cluster.decode_machine.agent)
         cluster.expect(request, await served(answer, request))
         await cluster.until_idle()
@@ -258,8 +262,8 @@ async def test_writes_that_do_not_end_lose_their_agent_before_the_region_moves(
 async def test_before_it_runs_there_is_nothing_to_wait_for() -> None:
     async with pool_cluster(num_prefills=0) as cluster:
         leaver = Leaver(cluster)
-        async with leaver.pools.prefill.without_writes():
+        async with leaver.prefill.without_writes():
             assert not leaver.pools.num_open
-        leaver.pools.prefill.expect(request_of("r", range(3)).request_id)
+        leaver.prefill.expect(request_of("r", range(3)).request_id)
         assert not leaver.pools.num_running
         leaver.machine.region.close()

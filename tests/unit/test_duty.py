@@ -1,4 +1,4 @@
-"""deploy.worker.duty: when a worker switches, when it leaves, and what becomes of what is left."""
+"""control_plane.roles.duty: when a worker switches or leaves, and what becomes of what is left."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
+from control_plane.roles import duty as module
+from control_plane.roles.duty import HURRY_S, Duty
 from core.clock import ManualClock
 from core.messages import DrainWorker, SwitchRole
 from core.worker_record import Role
 from deploy.process_end import ProcessEnd
-from deploy.worker import duty as module
-from deploy.worker.duty import HURRY_S, Duty
 from deploy.worker.health import WorkerHealth
 from kv_transfer.transport import Health
 

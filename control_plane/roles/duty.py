@@ -20,8 +20,6 @@ from typing import NoReturn, Protocol, assert_never
 from core.clock import Clock
 from core.messages import DrainWorker, SwitchRole, WorkerOrder
 from core.worker_record import Role
-from deploy.process_end import ProcessEnd
-from deploy.worker.health import WorkerHealth
 
 HURRY_S = 5.0
 """From SIGINT or SIGUSR1 until what still runs is ended. This stop is the launcher's, whose grace
@@ -34,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class DrainablePools(Protocol):
-    """`deploy.worker.pools.Pools`."""
+    """`control_plane.roles.pools.Pools`."""
 
     @property
     def num_running(self) -> int:
@@ -71,6 +69,27 @@ class Entry(Protocol):
         ...
 
 
+class Readiness(Protocol):
+    """What probes are told: `deploy.worker.health.WorkerHealth`."""
+
+    def draining(self, *, is_draining: bool) -> None:
+        """It takes nothing new from now on, or takes work again."""
+        ...
+
+
+class End(Protocol):
+    """Of the process: `deploy.process_end.ProcessEnd`."""
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether it should not wait for what takes long."""
+        ...
+
+    def stop(self) -> None:
+        """End it in order: somebody awaits that, and calls `Duty.leave`."""
+        ...
+
+
 class Duty:
     """Lives on the loop.
 
@@ -84,8 +103,8 @@ class Duty:
         pools: DrainablePools,
         entry: Entry,
         *,
-        health: WorkerHealth,
-        end: ProcessEnd,
+        health: Readiness,
+        end: End,
         drain_s: float,
         clock: Clock,
     ) -> None:

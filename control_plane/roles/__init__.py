@@ -1,0 +1,1 @@
+"""What a worker is there for: which pool takes new work, switches of the role, drains."""
