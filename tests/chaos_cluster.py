@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,12 @@ import httpx
 import psutil
 
 from core.clock import SystemClock
+from core.worker_record import Role
+from tests.chaos_leaks import grown, in_use, still_counted
 from tests.etcd_server import EtcdServer, reserve_ports
 from tests.faults import RECOVERY_S, statuses, until
 from tests.launched import Launched
-from tests.scrape import BLOCK_STATES, IN_USE, Scrape, total_over
+from tests.scrape import Scrape, total_over
 
 PREFILLS = ("prefill-0", "prefill-1")
 DECODES = ("decode-0", "decode-1")
@@ -31,6 +34,12 @@ TRY_S = 1.5
 
 _STOP_S = 60.0
 """Generous: from SIGTERM to the end, on a busy machine."""
+
+_OUTAGE_S = 150.0
+"""A role is registered before it is taken: generous where etcd is frozen for a minute."""
+
+_NOT_YET = (404, 503)
+"""What a router answers that does not know a worker, or has no stream to it yet."""
 
 _POLL_S = 0.1
 
@@ -155,6 +164,24 @@ class ChaosCluster:
         if code:
             self.ended_badly.append(f"{name} ended with {code} after SIGTERM")
 
+    def order(self, router: str, order: str, body: Mapping[str, str]) -> None:
+        """Do what `dovetail drain` and `dovetail role` do; a router that has just begun may not
+        know the worker yet."""
+        end = self.router(router)
+
+        def send() -> bool:
+            answer = end.http.post(f"{end.url}/{order}", json=body)
+            assert answer.is_success or answer.status_code in _NOT_YET, answer.text
+            return answer.is_success
+
+        until(send, f"{router} passes on: {order} {body}", poll_s=_POLL_S)
+
+    def wait_left(self, name: str) -> None:
+        """Return once a worker that was told to leave has ended."""
+        code = self._life(name).wait(_STOP_S)
+        if code:
+            self.ended_badly.append(f"{name} ended with {code} after it was drained")
+
     def freeze(self, name: str) -> None:
         """SIGSTOP."""
         self._life(name).process.send_signal(signal.SIGSTOP)
@@ -176,15 +203,19 @@ class ChaosCluster:
             for worker in self.workers:
                 self.wait_known(router, worker)
 
-    def wait_known(self, router: str, worker: str) -> None:
-        """Return once a router has a stream to the present life of a worker."""
+    def wait_known(self, router: str, worker: str, role: Role | None = None) -> None:
+        """Return once a router has a stream to the present life of a worker, in a role if one is
+        given."""
 
         def look() -> bool:
             known = statuses(self.router(router)).get(worker)
             pid = self._life(worker).process.pid
-            return known is not None and (known["state"], known["pid"]) == ("live", pid)
+            if known is None or (known["state"], known["pid"]) != ("live", pid):
+                return False
+            return role in (None, known["role"])
 
-        until(look, f"{worker} live at {router}", poll_s=_POLL_S)
+        what = f"{worker} live at {router}" + (f" as {role}" if role else "")
+        until(look, what, _OUTAGE_S if role else RECOVERY_S, poll_s=_POLL_S)
 
     def wait_serving(self, router: str) -> None:
         """Return once a router says that it could serve."""
@@ -233,7 +264,7 @@ class ChaosCluster:
         end = clock.now() + timeout_s
         while True:
             dead = [f"{name} died" for name in self._dead()]
-            found = dead or self._in_use() or self._grown()
+            found = dead or self._in_use() or grown(self._sizes, self._sizes_now())
             if dead or not found or clock.now() >= end:
                 return found
             time.sleep(_POLL_S)
@@ -265,34 +296,23 @@ class ChaosCluster:
         return [name for name in self._lives if self._life(name).process.poll() is not None]
 
     def _in_use(self) -> list[str]:
-        """Return what the processes' series say of requests under way."""
-        found: list[str] = []
-        workers = self.scrapes()
-        for name, series in workers.items():
-            blocks = series.blocks
-            found += [f"{name}: {blocks[state]} {state}" for state in IN_USE if blocks[state]]
-            if sum(blocks[state] for state in BLOCK_STATES) != blocks["total"]:
-                found.append(f"{name}: {blocks} do not sum up")
         ends = {name: self.router(name) for name in self.shape.routers}
         routers = {name: Scrape.of(end.http, end.url) for name, end in ends.items()}
-        for name, series in {**workers, **routers}.items():
-            totals = [(gauge, series.total(gauge)) for gauge in _GAUGES]
-            found += [f"{name}: {total:g} {gauge}" for gauge, total in totals if total]
+        found = in_use(self.scrapes(), routers)
+        for name, end in ends.items():
+            found += still_counted(name, statuses(end))
         return found
 
-    def _grown(self) -> list[str]:
-        """Return what there is more of than at the beginning, in processes that lived on."""
-        now = self._sizes_now()
-        grown = [name for name, allowed in self._sizes.items() if now.get(name, 0) > allowed]
-        return [f"{name}: {now[name]} were {self._sizes[name]}" for name in grown]
-
     def _sizes_now(self) -> dict[str, int]:
-        """Return what must not grow: open files, and etcd's keys."""
-        lasting = (*self.shape.routers, *self.shape.decodes)
-        pids = {name: self._life(name).process.pid for name in lasting}
-        sizes = {f"files of {name} ({pid})": _num_files(pid) for name, pid in pids.items()}
+        """Return what must not grow. A later life of a process has no more open than the first."""
+        sizes: dict[str, int] = {}
+        for name in self._lives:
+            process = psutil.Process(self._life(name).process.pid)
+            sizes[f"files of {name}"] = process.num_fds()
+            sizes[f"threads of {name}"] = process.num_threads()
         keys = self.etcd.ctl("get", "--prefix", "--keys-only", "/dovetail/").split()
-        return sizes | {"etcd keys": len(keys)}
+        _, *leases = self.etcd.ctl("lease", "list").splitlines()
+        return sizes | {"etcd keys": len(keys), "etcd leases": len(leases)}
 
     def _launch(self, name: str, *arguments: str) -> None:
         program = str(Path(sys.executable).with_name("dovetail"))
@@ -305,19 +325,6 @@ class ChaosCluster:
         return self._lives[name][-1]
 
 
-def _num_files(pid: int) -> int:
-    return psutil.Process(pid).num_fds()
-
-
 _COMPLAINT = re.compile(r"\S+ \S+ (ERROR|CRITICAL) |Traceback ")
 
 _SENT = re.compile(r": sent to (\S+): .* request_id=(\S+)$")
-
-_GAUGES = (
-    "dovetail:requests",
-    "dovetail:http_requests",
-    "dovetail:worker_requests",
-    "dovetail:prefill_attempts",
-    "dovetail:engine_sequences",
-    "dovetail:quarantined_attempts",
-)

@@ -1,7 +1,7 @@
 """What befalls a cluster while requests run: the lines of a table in random order, over and over.
 
 Somebody must be left to serve: of decode workers, and of routers, one is spared while another is
-struck. Prefill workers may all be gone, and etcd too.
+struck. Prefill workers may all be gone, and etcd too; but no operator sends the last one away.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from core.clock import Clock
+from core.worker_record import Role
 from tests.chaos_cluster import TRY_S, ChaosCluster
 
 ETCD = "etcd"
 
 _DEAD_S = (0.0, 1.0)
+
+_IN_ANOTHER_ROLE_S = (1.0, 4.0)
 
 
 class What(enum.StrEnum):
@@ -31,6 +34,8 @@ class What(enum.StrEnum):
     RESTART = "restart"
     EMPTY = "restart empty"
     REVOKE = "revoke lease"
+    DRAIN = "drain"
+    SWITCH = "switch role"
 
 
 class Entry(NamedTuple):
@@ -46,7 +51,8 @@ class Entry(NamedTuple):
     frozen_s: tuple[float, float] = (1.0, 6.0)
 
 
-_PROCESSES = ("prefill", "decode", "router")
+_WORKERS = ("prefill", "decode")
+_PROCESSES = (*_WORKERS, "router")
 TABLE = (
     *(Entry(role, what) for role in _PROCESSES for what in (What.KILL, What.STOP, What.FREEZE)),
     Entry(ETCD, What.FREEZE, (3.0, 3.0)),
@@ -54,9 +60,11 @@ TABLE = (
     Entry(ETCD, What.RESTART),
     Entry(ETCD, What.EMPTY),
     Entry(ETCD, What.REVOKE),
+    *(Entry(role, what) for role in _WORKERS for what in (What.DRAIN, What.SWITCH)),
 )
 """SIGKILL, SIGTERM and SIGSTOP of each process; etcd frozen, killed and started again with its data
-and without, and a worker's lease revoked."""
+and without, and a worker's lease revoked; a worker drained by order, and put into another role for
+a while."""
 
 OUTAGE_TABLE = tuple(
     entry._replace(frozen_s=(60.0, 60.0)) if entry.what is What.FREEZE_LONG else entry
@@ -117,6 +125,7 @@ class Strikes:
         self._every_s = every_s
         self._deck: list[Entry] = []
         self._struck: set[str] = set()
+        self._passing_on: set[str] = set()
         shape = cluster.shape
         self._names = {
             "prefill": shape.prefills,
@@ -151,16 +160,17 @@ class Strikes:
             self._deck = self._dice.sample(self._table, len(self._table))
         for entry in self._deck:
             victim = self._dice.choice(self._names[entry.role])
-            if self._may_be_struck(victim, entry.role):
+            if self._may_be_struck(victim, entry):
                 self._deck.remove(entry)
                 group.create_task(self._carry_out(victim, entry), name=f"{entry.what} {victim}")
                 return
 
-    def _may_be_struck(self, victim: str, role: str) -> bool:
-        if victim in self._struck:
+    def _may_be_struck(self, victim: str, entry: Entry) -> bool:
+        if victim in self._struck | self._passing_on:
             return False
-        others = set(self._names[role]) - {victim} - self._struck
-        return bool(others) or role in ("prefill", ETCD)
+        others = set(self._names[entry.role]) - {victim} - self._struck
+        is_needed = entry.role not in ("prefill", ETCD) or entry.what in _ORDERS
+        return bool(others) or not is_needed
 
     async def _carry_out(self, victim: str, entry: Entry) -> None:
         number = len(self.done)
@@ -180,6 +190,12 @@ class Strikes:
                 await asyncio.to_thread(self._cluster.etcd.restart, empty=is_empty)
             case What.REVOKE:
                 await asyncio.to_thread(self._revoke)
+            case What.DRAIN:
+                await self._order("drain", worker=victim)
+                await asyncio.to_thread(self._cluster.wait_left, victim)
+                await self._begin_again(victim)
+            case What.SWITCH:
+                await self._switch_for_a_while(victim, Role(entry.role))
         self._struck.remove(victim)
         self.done[number] = self.done[number]._replace(ended=self._clock.now())
 
@@ -205,17 +221,36 @@ class Strikes:
         else:
             await asyncio.to_thread(self._cluster.wait_serving, victim)
 
-    async def _until_known(self, worker: str) -> None:
+    async def _switch_for_a_while(self, worker: str, own: Role) -> None:
+        another = self._dice.choice([role for role in Role if role is not own])
+        for role in (another, own):
+            await self._order("role", worker=worker, role=role)
+            await self._until_known(worker, role)
+            if role is not own:
+                await asyncio.sleep(self._dice.uniform(*_IN_ANOTHER_ROLE_S))
+
+    async def _order(self, order: str, **body: str) -> None:
+        """Have a router that runs pass an operator's order on; it is spared meanwhile."""
+        router = self._running_router()
+        self._passing_on.add(router)
+        await asyncio.to_thread(self._cluster.order, router, order, body)
+        self._passing_on.discard(router)
+
+    async def _until_known(self, worker: str, role: Role | None = None) -> None:
         """Return once a router that runs sends to a worker's present life: until then, no other of
         its role may be struck."""
-        router = next(name for name in self.routers() if name not in self._struck)
-        await asyncio.to_thread(self._cluster.wait_known, router, worker)
+        await asyncio.to_thread(self._cluster.wait_known, self._running_router(), worker, role)
+
+    def _running_router(self) -> str:
+        return next(name for name in self.routers() if name not in self._struck)
 
     def _revoke(self) -> None:
         _, *leases = self._cluster.etcd.ctl("lease", "list").splitlines()
         if leases:
             self._cluster.etcd.ctl("lease", "revoke", self._dice.choice(leases))
 
+
+_ORDERS = (What.DRAIN, What.SWITCH)
 
 _NEVER = float("inf")
 

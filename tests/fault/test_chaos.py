@@ -11,11 +11,14 @@ is hit when, though not what the machine makes of it.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from core.clock import SystemClock
+from tests.asked import Asked, prompt_of
 from tests.chaos_client import Answered, ask
 from tests.chaos_cluster import CROWDED, STEADY, ChaosCluster
 from tests.chaos_faults import ETCD, PREFILL_TABLE, TABLE, What
@@ -48,6 +51,30 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosCluster]:
     with EtcdServer(directory) as etcd, ChaosCluster(directory, etcd, CROWDED) as cluster:
         warm_up(cluster, drawn(0, NUM_REQUESTS))
         yield cluster
+
+
+def test_leaks_are_seen(crowded: ChaosCluster) -> None:
+    """What still runs is to the judge what a leak would be; so is what somebody left open."""
+    url = crowded.router("router-0").url
+    asked = Asked(url, prompt_of(100, 1), 900)
+    asked.wait_for_tokens(1)
+    found = " ".join(crowded.leaks(0.0))
+    kinds = ("owned", "dovetail:requests", "dovetail:http_requests", "dovetail:worker_requests")
+    for kind in (*kinds, "dovetail:engine_sequences", "requests_of_this_router"):
+        assert kind in found, found
+    asked.leave()
+    assert crowded.leaks() == []
+    etcd = crowded.etcd
+    lease = etcd.ctl("lease", "grant", "600").split()[1]
+    etcd.ctl("put", "/dovetail/left", "behind", f"--lease={lease}")
+    with ExitStack() as stack:
+        for _ in range(20):  # more than may have been closed since it was counted
+            address = ("127.0.0.1", crowded.ports["router-0"])
+            stack.enter_context(socket.create_connection(address))
+        kinds = tuple(one.partition(":")[0] for one in crowded.leaks(0.0))
+    assert kinds == ("files of router-0", "etcd keys", "etcd leases")
+    etcd.ctl("lease", "revoke", lease)
+    assert crowded.leaks() == []
 
 
 def expect_clean(report: Report, figures: Figures) -> None:
