@@ -112,7 +112,7 @@ class ChaosCluster:
         self._sizes: dict[str, int] = {}
         self._toil_before: Counter[str] = Counter()
         self._http = self._stack.enter_context(httpx.Client(trust_env=False, timeout=30))
-        fixed = (*shape.routers, shape.prefills[0], shape.decodes[0])
+        fixed = (*shape.routers, *shape.prefills[:1], *shape.decodes[:1])
         self.ports = dict(zip(fixed, reserve_ports(len(fixed), self._stack), strict=True))
 
     def __enter__(self) -> ChaosCluster:
