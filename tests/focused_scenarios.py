@@ -99,3 +99,26 @@ def frozen_twins(scenario: Scenario, dice: random.Random) -> Scenario:
         replace(plan, sampling=replace(plan.sampling, max_tokens=14)) for plan in busy.requests
     ]
     return replace(busy, requests=tuple(requests), faults=tuple(faults), step_s=0.1)
+
+
+def moves_during_fences(scenario: Scenario, dice: random.Random) -> Scenario:
+    """Decode workers hand over what they run while writes that failed make them move their KV."""
+    leaver = DECODES[dice.randrange(len(DECODES))]
+    faults = [
+        Fault(FaultKind.LOSSY, dice.uniform(0.6, 0.9), 0.4),
+        Fault(FaultKind.DRAIN, dice.uniform(1.0, 1.3), 4.0, leaver),
+    ]
+    crowd = replace(scenario, requests=scenario.requests * 2, max_waiting=64)
+    busy = _handoffs_only(crowd, lambda: dice.uniform(0.4, 1.0))
+    requests = [
+        replace(plan, sampling=replace(plan.sampling, max_tokens=14)) for plan in busy.requests
+    ]
+    return replace(
+        busy,
+        requests=tuple(requests),
+        faults=tuple(faults),
+        step_s=0.05,
+        descriptor_max_s=0.2,
+        must_poll=False,
+        latency=Latency(),
+    )

@@ -12,8 +12,9 @@ from core.lifetime import Lifetime
 from core.request import EngineRequest, FinishReason, TokenUpdate
 from engine.executor.mock_tokens import expected_tokens
 from engine.token_rules import end_of
+from planner.protocol.process import Process
+from planner.protocol.replica import VOCABULARY
 from planner.protocol.scenario import RequestPlan
-from planner.protocol.worker import VOCABULARY
 from router.dispatch.dispatcher import RouterDispatcher
 from router.dispatch.interface import GenerateRequest
 from router.dispatch.token_stream import RequestStream
@@ -63,18 +64,18 @@ class Client:
         self._num_received = [0] * plan.sampling.n
         self._finished: set[int] = set()
         self._stopped: set[int] = set()
-        self._is_connected = False
+        self._router: Process | None = None
         self._stream: RequestStream | None = None
 
-    def connected(self) -> None:
+    def connected(self, router: Process) -> None:
         """A router has its connection."""
-        self._is_connected = True
+        self._router = router
 
-    async def run(self, dispatcher: RouterDispatcher, router_life: int) -> None:
+    async def run(self, dispatcher: RouterDispatcher) -> None:
         """Send the request, and read to the end."""
         plan = self.plan
         request = EngineRequest(
-            RequestId(f"r{self.number}~{router_life}.{self.number}"),
+            RequestId(f"r{self.number}~{self._router}.{self.number}"),
             plan.prompt,
             plan.sampling,
             priority=plan.priority,
@@ -98,9 +99,9 @@ class Client:
             self.ending = Ending.LEFT
             self._stream.abort()
 
-    def router_died(self) -> None:
-        """The connection broke."""
-        if self._is_connected and self.ending is None:
+    def router_died(self, router: Process) -> None:
+        """A router is gone: if it was this client's, the connection broke."""
+        if self._router is router and self.ending is None:
             self.ending = Ending.LOST
 
     def _take(self, stream: RequestStream, updates: Sequence[TokenUpdate]) -> None:

@@ -81,6 +81,11 @@ class SimEngine:
         self._is_awake = False
         self._has_failed = False
 
+    @property
+    def has_jobs(self) -> bool:
+        """Whether the engine has not heard all yet."""
+        return bool(self._jobs)
+
     def call(self, fn: Callable[[EngineApi], T]) -> asyncio.Future[T]:
         """Run `fn` between steps; the future gets its result or its exception."""
         future: asyncio.Future[T] = self._loop.create_future()

@@ -6,6 +6,7 @@ etcd that was frozen may have dropped every key meanwhile, although the workers 
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -49,13 +50,47 @@ class View(Protocol):
         ...
 
 
-class _Key(msgspec.Struct, eq=False):
-    """One worker's entry, and its cache as the ledger knows it."""
+class Entry:
+    """One worker's key, and its cache as the ledger knows it: `control_plane.roles.duty.Entry`.
 
-    process: Process
-    record: WorkerRecord
-    is_present: bool = False
-    hashes: set[BlockHash] = msgspec.field(default_factory=set[BlockHash])
+    Attributes:
+        record: as the worker wants it.
+        stored: as etcd has it, None where it has not.
+    """
+
+    def __init__(self, etcd: Etcd, process: Process, record: WorkerRecord) -> None:
+        self._etcd = etcd
+        self._written = asyncio.Event()
+        self.process = process
+        self.record = record
+        self.stored: WorkerRecord | None = None
+        self.hashes: set[BlockHash] = set()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether etcd has it as it is now."""
+        return self._written.is_set()
+
+    def put(self) -> None:
+        """Etcd has taken it, once more."""
+        registration = self.record.registration + 1
+        self.stored = self.record = msgspec.structs.replace(self.record, registration=registration)
+        self._written.set()
+
+    def vanish(self) -> None:
+        """It is gone."""
+        self.stored = None
+        self._written.clear()
+
+    def update(self, **changes: object) -> None:
+        """Change fields of the record."""
+        self.record = msgspec.structs.replace(self.record, **changes)
+        self._written.clear()
+        self._etcd.put_later(self)
+
+    async def wait_registered(self) -> None:
+        """Return once it is there as it is now."""
+        await self._written.wait()
 
 
 class Watcher:
@@ -90,7 +125,7 @@ class Etcd:
         self._dice = dice
         self._log = log
         self._lease_s = lease_s
-        self._keys: dict[WorkerId, _Key] = {}
+        self._entries: dict[WorkerId, Entry] = {}
         self._watchers: list[Watcher] = []
         self.is_away = False
 
@@ -107,18 +142,19 @@ class Etcd:
         if not self.is_away:
             self._list(watcher)
 
-    def register(self, process: Process, record: WorkerRecord) -> None:
+    def register(self, process: Process, record: WorkerRecord) -> Entry:
         """A worker's process wants to be found, in place of its life before."""
-        key = self._keys[record.worker_id] = _Key(process, record)
-        self._put_later(key)
+        entry = self._entries[record.worker_id] = Entry(self, process, record)
+        self.put_later(entry)
+        return entry
 
     def cache_changed(self, record: WorkerRecord, event: CacheChanged) -> None:
         """A worker's ledger writer has news."""
-        key = self._keys.get(record.worker_id)
-        if key is None or key.record.boot != record.boot:
+        entry = self._entries.get(record.worker_id)
+        if entry is None or entry.record.boot != record.boot:
             return
-        key.hashes.update(event.stored)
-        key.hashes.difference_update(event.evicted)
+        entry.hashes.update(event.stored)
+        entry.hashes.difference_update(event.evicted)
         if self.is_away or self._dice.random() < _LOST_NEWS:
             return
         worker_id, boot, stored, evicted = (
@@ -129,18 +165,28 @@ class Etcd:
         )
         self._tell(lambda view: view.on_delta(worker_id, boot, stored, evicted))
 
+    def put_later(self, entry: Entry) -> None:
+        """A worker writes its entry, as soon as etcd takes it."""
+        self.loop.call_world(self.draw_arrival(), self._put, entry)
+
     def stopped(self, process: Process) -> None:
         """A worker died or froze: its lease runs out."""
-        key = next((key for key in self._keys.values() if key.process is process), None)
-        if key is not None:
+        entry = next((e for e in self._entries.values() if e.process is process), None)
+        if entry is not None:
             at = self.loop.time() + self._lease_s * self._dice.uniform(0.7, 1.0)
-            self.loop.call_world(at, self._expire, key, process.stopped_at)
+            self.loop.call_world(at, self._expire, entry, process.stopped_at)
 
     def thawed(self, process: Process) -> None:
         """A worker goes on, and finds out whether its lease still lives."""
-        for key in self._keys.values():
-            if key.process is process and not key.is_present:
-                self._put_later(key)
+        for entry in self._entries.values():
+            if entry.process is process and not entry.is_written:
+                self.put_later(entry)
+
+    def left(self, process: Process) -> None:
+        """A worker takes its entry back, or leaves it to its lease."""
+        for entry in self._entries.values():
+            if entry.process is process and entry.stored and not self.is_away:
+                self._remove(entry)
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -157,57 +203,59 @@ class Etcd:
         """
         self.is_away = False
         self._log.add("etcd", "back without keys" if forgot else "back")
-        for key in self._keys.values():
-            if key.is_present and (forgot or not key.process.is_alive):
-                self._remove(key)
-            if key.process.is_running and not key.is_present:
-                self._put_later(key)
+        for entry in self._entries.values():
+            if entry.stored and (forgot or not entry.process.is_alive):
+                self._remove(entry)
+            if entry.process.is_running and not entry.is_written:
+                self.put_later(entry)
         for watcher in self._watchers:
             self._list(watcher)
 
+    def revoke(self, name: str) -> None:
+        """Somebody ends a worker's lease, which sees that and registers again."""
+        entry = self._entries.get(WorkerId(name))
+        if entry is None or not entry.stored or self.is_away:
+            return
+        self._remove(entry)
+        if entry.process.is_running:
+            self.put_later(entry)
+
     # --- keys -------------------------------------------------------------------------------------
 
-    def _put_later(self, key: _Key) -> None:
-        self.loop.call_world(self.draw_arrival(), self._put, key)
-
-    def _put(self, key: _Key) -> None:
-        worker_id = key.record.worker_id
-        is_current = self._keys[worker_id] is key
-        if not is_current or key.is_present or self.is_away or not key.process.is_alive:
+    def _put(self, entry: Entry) -> None:
+        is_current = self._entries[entry.record.worker_id] is entry
+        if not is_current or entry.is_written or self.is_away or not entry.process.is_alive:
             return
-        key.is_present = True
-        registration = key.record.registration + 1
-        key.record = msgspec.structs.replace(key.record, registration=registration)
-        record = key.record
-        self._log.add("etcd", "has", record.boot)
+        entry.put()
+        record = entry.record
+        self._log.add("etcd", "has", record)
         self._tell(lambda view: view.on_worker_change(WorkerSeen(record)))
-        self._tell_snapshot(key, self._watchers)
+        self._tell_snapshot(entry, self._watchers)
 
-    def _expire(self, key: _Key, stopped_at: float) -> None:
-        process = key.process
+    def _expire(self, entry: Entry, stopped_at: float) -> None:
+        process = entry.process
         is_stopped_since = not process.is_running and process.stopped_at == stopped_at
-        if is_stopped_since and key.is_present and not self.is_away:
-            self._remove(key)
+        if is_stopped_since and entry.stored and not self.is_away:
+            self._remove(entry)
 
-    def _remove(self, key: _Key) -> None:
-        key.is_present = False
-        record = key.record
-        if self._keys[record.worker_id] is key:
+    def _remove(self, entry: Entry) -> None:
+        entry.vanish()
+        record = entry.record
+        if self._entries[record.worker_id] is entry:
             self._log.add("etcd", "lost", record.boot)
             suspect = WorkerSuspect(record.worker_id, record.boot)
             self._tell(lambda view: view.on_worker_change(suspect))
 
     def _list(self, watcher: Watcher) -> None:
-        for key in self._keys.values():
-            if key.is_present:
-                seen = WorkerSeen(key.record)
-                watcher.tell(_change(seen))
-                self._tell_snapshot(key, [watcher])
+        for entry in self._entries.values():
+            if entry.stored:
+                watcher.tell(_change(WorkerSeen(entry.stored)))
+                self._tell_snapshot(entry, [watcher])
 
-    def _tell_snapshot(self, key: _Key, watchers: list[Watcher]) -> None:
-        worker_id, boot, hashes = key.record.worker_id, key.record.boot, tuple(sorted(key.hashes))
+    def _tell_snapshot(self, entry: Entry, watchers: list[Watcher]) -> None:
+        record, hashes = entry.record, tuple(sorted(entry.hashes))
         for watcher in watchers:
-            watcher.tell(lambda view: view.on_snapshot(worker_id, boot, hashes))
+            watcher.tell(lambda view: view.on_snapshot(record.worker_id, record.boot, hashes))
 
     def _tell(self, news: Callable[[View], None]) -> None:
         for watcher in self._watchers:

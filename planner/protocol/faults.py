@@ -6,6 +6,7 @@ from functools import partial
 
 import msgspec
 
+from core.messages import DrainWorker, SwitchRole
 from planner.protocol.cluster import Cluster
 from planner.protocol.scenario import Fault, FaultKind
 from planner.protocol.world import World
@@ -44,6 +45,20 @@ class FaultInjector:
                 self._world.loop.call_world(end_at, self._lose, -1)
             case FaultKind.ETCD_AWAY:
                 self._etcd_away(fault, end_at)
+            case FaultKind.LEASE_LOST:
+                self._world.etcd.revoke(fault.target)
+            case FaultKind.DRAIN | FaultKind.TERMINATE | FaultKind.SWITCH:
+                self._order(fault, end_at)
+
+    def _order(self, fault: Fault, end_at: float) -> None:
+        """What an operator does is no fault, but comes as untimely."""
+        if fault.kind is FaultKind.DRAIN:
+            self._cluster.order(fault.target, DrainWorker(fault.duration))
+        elif fault.kind is FaultKind.TERMINATE:
+            self._cluster.terminate(fault.target)
+        else:
+            self._cluster.order(fault.target, SwitchRole(fault.role))
+            self._world.loop.call_world(end_at, self._cluster.keep_first_role, fault.target)
 
     def _kill(self, fault: Fault, end_at: float) -> None:
         if self._cluster.is_alive(fault.target):

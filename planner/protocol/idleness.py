@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from planner.protocol.cluster import Cluster
 from planner.protocol.worker import Worker
-from prefill_pool.worker import PrefillWorker
 
 
 def why_busy(cluster: Cluster) -> Iterator[str]:
@@ -14,17 +14,22 @@ def why_busy(cluster: Cluster) -> Iterator[str]:
     for client in cluster.clients:
         if client.ending is None:
             yield f"request {client.number} has not ended"
-    num_requests = cluster.router.dispatcher.num_requests()
-    if num_requests:
-        yield f"{cluster.router.process} has {num_requests} requests"
+    for router in cluster.routers.values():
+        num_requests = router.dispatcher.num_requests()
+        if num_requests:
+            yield f"{router.process} has {num_requests} requests"
     for worker in cluster.workers.values():
         yield from _why_worker_busy(worker)
 
 
 def _why_worker_busy(worker: Worker) -> Iterator[str]:
     who = str(worker.process)
-    if worker.num_open:
-        yield f"{who} works on {worker.num_open} requests"
+    if worker.end.is_stopped:
+        yield f"{who} has not left"
+    if worker.wanted_role is not worker.record.role:
+        yield f"{who} is to have the role {worker.wanted_role}"
+    if worker.pools.num_running:
+        yield f"{who} works on {worker.pools.num_running} requests"
     counts = worker.engine.scheduler.state.memory.pool.counts()
     for what, count in (
         ("owned", counts.owned),
@@ -39,10 +44,11 @@ def _why_worker_busy(worker: Worker) -> Iterator[str]:
 
 def gauge_errors(cluster: Cluster) -> Iterator[str]:
     """Yield gauges that do not sum to what they count."""
-    dispatcher = cluster.router.dispatcher
-    by_state = dispatcher.requests_by_state()
-    if sum(by_state.values()) != dispatcher.num_requests():
-        yield f"{cluster.router.process}: {by_state} of {dispatcher.num_requests()} requests"
+    for router in cluster.routers.values():
+        dispatcher = router.dispatcher
+        by_state = dispatcher.requests_by_state()
+        if sum(by_state.values()) != dispatcher.num_requests():
+            yield f"{router.process}: {by_state} of {dispatcher.num_requests()} requests"
     for worker in cluster.workers.values():
         yield from _worker_gauge_errors(worker)
 
@@ -58,16 +64,10 @@ def _worker_gauge_errors(worker: Worker) -> Iterator[str]:
     )
     if blocks != stats.blocks_total:
         yield f"{worker.process}: {blocks} of {stats.blocks_total} blocks"
-    by_state = _requests_by_state(worker)
-    if sum(by_state.values()) != worker.num_open:
-        yield f"{worker.process}: {by_state} of {worker.num_open} requests"
-
-
-def _requests_by_state(worker: Worker) -> dict[str, int]:
-    pool = worker.pool
-    if isinstance(pool, PrefillWorker):
-        prefill_stats = pool.stats()
-        return {} if prefill_stats is None else prefill_stats.attempts_by_stage
-    decode_stats = pool.stats()
-    by_state = {} if decode_stats is None else decode_stats.requests_by_state
-    return {state.value: count for state, count in by_state.items()}
+    decode, prefill = worker.decode.stats(), worker.prefill.stats()
+    requests = Counter(decode.requests_by_state if decode else {})
+    attempts = Counter(prefill.attempts_by_stage if prefill else {})
+    if requests.total() != worker.decode.num_requests:
+        yield f"{worker.process}: {requests} of {worker.decode.num_requests} requests"
+    if attempts.total() != worker.prefill.num_attempts:
+        yield f"{worker.process}: {attempts} of {worker.prefill.num_attempts} attempts"

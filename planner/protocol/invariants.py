@@ -13,6 +13,7 @@ gauges        requests by state sum to the requests there are; blocks to the poo
 crash         no process ends by itself
 refused       no request fails although workers came back for it
 stuck         after the faults, everything ends and every block is free or cached
+left          a worker that leaves before its time is over owns, owes and awaits nothing
 fenced        where nothing goes wrong and nothing is slow, nothing needs a fence
 """
 
@@ -81,6 +82,15 @@ class EngineChecks:
             if is_new and not self._contents.is_complete(block_hash, memory, block_id):
                 text = f"block {block_id} is matchable, and its bytes are not its tokens'"
                 self._violated("radix", f"{worker.process}: {text}")
+
+    def has_left(self, worker: Worker) -> None:
+        """Where there was time, all was finished or moved, and nothing can land any more."""
+        is_late = worker.clock.now() >= worker.end.leave_by
+        if is_late or worker.engine_driver.has_jobs:
+            return
+        counts = worker.engine.scheduler.state.memory.pool.counts()
+        if counts.owned or counts.reserved or counts.quarantined:
+            self._violated("left", f"{worker.process} left with {counts}")
 
 
 class LandingChecks:

@@ -179,6 +179,12 @@ class Network:
                 at = self.loop.time() + self.delay_s()
                 self.loop.call_in(opening.opener, Lane.MESSAGE, at, _fail, opening.answer, refusal)
 
+    def left(self, process: Process) -> None:
+        """A process ends in order: what it said gets there."""
+        for end in self._ends:
+            if end.process is process:
+                end.close("the worker stops")
+
     def reset(self, one: str, other: str) -> None:
         """Lose the connections between two names; either end sees that when it does, and may hear
         until then what was under way."""

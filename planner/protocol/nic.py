@@ -43,11 +43,6 @@ class Agent(Protocol):
         ...
 
     @property
-    def is_target(self) -> bool:
-        """Whether others write to it."""
-        ...
-
-    @property
     def is_polling(self) -> bool:
         """Whether it looks at the fabric."""
         ...
@@ -206,7 +201,7 @@ class Nic:
             for source, sender in alive
             for target, receiver in alive
             if (sender.process.name, receiver.process.name) in self._partitions
-            or (self._must_poll and receiver.is_target and not receiver.is_polling)
+            or (self._must_poll and not receiver.is_polling)
         }
         for pair in sorted(wanted - self._cut):
             self.fabric.cut(*pair)

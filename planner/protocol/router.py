@@ -54,7 +54,7 @@ class Router:
 
     async def serve(self, client: Client) -> None:
         """What the HTTP layer does for one request."""
-        await client.run(self.dispatcher, self.process.life)
+        await client.run(self.dispatcher)
 
     async def _connect(
         self,

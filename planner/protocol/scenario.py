@@ -9,11 +9,12 @@ from typing import TypeVar
 import msgspec
 
 from core.sampling_params import SamplingParams
+from core.worker_record import Role
 from kv_transfer.inprocess.model import Dice, Frozen
 from planner.protocol.network import Latency
 from router.dispatch.interface import Disaggregate
 
-ROUTER = "router-0"
+ROUTERS = ("router-0", "router-1")
 PREFILLS = ("prefill-0", "prefill-1")
 DECODES = ("decode-0", "decode-1")
 WORKERS = PREFILLS + DECODES
@@ -33,6 +34,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
 
     Attributes:
         at: virtual second of its request.
+        router: which one it asks while that lives.
         leaves_after: tokens after which it disconnects.
         leaves_at: seconds after which it does.
         stops_after: tokens of its first sample after which a stop string ends that sample.
@@ -41,6 +43,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
     at: float
     prompt: tuple[int, ...]
     sampling: SamplingParams
+    router: str = ROUTERS[0]
     disaggregate: Disaggregate = Disaggregate.AUTO
     priority: int = 0
     leaves_after: int | None = None
@@ -57,6 +60,10 @@ class FaultKind(enum.StrEnum):
     RESET       the connections between `target` and `other` are lost
     LOSSY       writes fail, and notifications are lost, for `duration`
     ETCD_AWAY   etcd does not answer for `duration`
+    LEASE_LOST  somebody revokes a worker's lease
+    DRAIN       a worker is ordered to leave within `duration`; another life follows
+    TERMINATE   SIGTERM: the same, and the time for it is the worker's own
+    SWITCH      a worker is ordered another role, and its own again after `duration`
     """
 
     KILL = "kill"
@@ -65,6 +72,10 @@ class FaultKind(enum.StrEnum):
     RESET = "reset"
     LOSSY = "lossy"
     ETCD_AWAY = "etcd away"
+    LEASE_LOST = "lease lost"
+    DRAIN = "drain"
+    TERMINATE = "terminate"
+    SWITCH = "switch"
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,6 +87,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
         buffered: of KILL: descriptors of each of its writes that land yet.
         hits_messages, hits_writes: of PARTITION: what is stopped.
         forgets: of ETCD_AWAY: whether every lease ran out.
+        role: of SWITCH: the other role.
     """
 
     kind: FaultKind
@@ -88,6 +100,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     hits_messages: bool = True
     hits_writes: bool = True
     forgets: bool = False
+    role: Role = Role.BOTH
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -137,15 +150,18 @@ def scenario_of(seed: int, dice: Dice) -> Scenario:
         seed: its name.
         dice: seeded with it.
     """
-    requests = _requests(dice)
+    is_moving = dice.random() < 0.2
+    requests = _requests(dice, (14,) if is_moving else (1, 2, 6, 14))
+    busy = [request.at for request in requests]
+    faults = (*_faults(dice, busy), *(_moves(dice, max(busy)) if is_moving else ()))
     return Scenario(
         seed=seed,
         requests=requests,
-        faults=_faults(dice, [request.at for request in requests]),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         decode_blocks=9 + dice.randrange(11),
         prefill_blocks=9 + dice.randrange(12),
         chunk_tokens=BLOCK_SIZE * (1 + dice.randrange(3)),
-        step_s=pick(dice, (0.004, 0.02, 0.1)),
+        step_s=pick(dice, (0.05, 0.1) if is_moving else (0.004, 0.02, 0.1)),
         max_inflight=1 + dice.randrange(2),
         max_slots=pick(dice, (3, 4, 8)),
         max_waiting=pick(dice, (1, 64, 64)),
@@ -161,24 +177,24 @@ def pick(dice: Dice, choices: Sequence[T]) -> T:
     return choices[dice.randrange(len(choices))]
 
 
-def _requests(dice: Dice) -> tuple[RequestPlan, ...]:
+def _requests(dice: Dice, max_tokens: Sequence[int]) -> tuple[RequestPlan, ...]:
     shared = _tokens(dice, 12)
     window_s = pick(dice, (0.05, 0.4, 1.5))
     plans: list[RequestPlan] = []
     for _ in range(3 + dice.randrange(4)):
-        plan = _request(dice, shared, START_S + dice.uniform(0.0, window_s))
+        at = START_S + dice.uniform(0.0, window_s)
+        plan = _request(dice, shared, at, pick(dice, max_tokens))
         if plans and dice.random() < 0.15:
             plan = msgspec.structs.replace(plan, prompt=pick(dice, plans).prompt)
         plans.append(plan)
     return tuple(plans)
 
 
-def _request(dice: Dice, shared: tuple[int, ...], at: float) -> RequestPlan:
+def _request(dice: Dice, shared: tuple[int, ...], at: float, max_tokens: int) -> RequestPlan:
     prefix = shared[: BLOCK_SIZE * dice.randrange(4)] if dice.random() < 0.6 else ()
     num_own = 1 + dice.randrange(20 - len(prefix))
     if dice.random() < 0.3:
         num_own = -(-num_own // BLOCK_SIZE) * BLOCK_SIZE
-    max_tokens = pick(dice, (1, 2, 6, 14))
     n = pick(dice, (1, 1, 1, 2, 3))
     sampling = SamplingParams(
         n=n,
@@ -193,6 +209,7 @@ def _request(dice: Dice, shared: tuple[int, ...], at: float) -> RequestPlan:
         prompt=prefix + _tokens(dice, num_own),
         sampling=sampling,
         disaggregate=pick(dice, (Disaggregate.ALWAYS, Disaggregate.ALWAYS, Disaggregate.AUTO)),
+        router=pick(dice, ROUTERS),
         priority=dice.randrange(2),
         leaves_after=dice.randrange(max_tokens) if mood < 0.1 else None,
         leaves_at=dice.uniform(0.0, 0.3) if 0.1 <= mood < 0.25 else None,
@@ -211,7 +228,18 @@ def _faults(dice: Dice, busy: Sequence[float]) -> tuple[Fault, ...]:
         after_s = dice.uniform(0.0, pick(dice, (0.02, 0.1, 0.5, 1.5)))
         at = pick(dice, busy) + after_s
         faults.append(_fault(dice, at))
-    return tuple(sorted(faults, key=lambda fault: fault.at))
+    return tuple(faults)
+
+
+def _moves(dice: Dice, busy: float) -> tuple[Fault, ...]:
+    """Have a decode worker hand over what it runs, and perhaps die as it does."""
+    kind = pick(dice, (FaultKind.DRAIN, FaultKind.TERMINATE, FaultKind.SWITCH))
+    worker, at = pick(dice, DECODES), busy + dice.uniform(0.1, 1.2)
+    order = Fault(kind, at, dice.uniform(0.5, 3.0), worker, role=Role.PREFILL)
+    if dice.random() < 0.5:
+        return (order,)
+    death_at = at + dice.uniform(0.0, pick(dice, (0.02, 0.3)))
+    return order, Fault(FaultKind.KILL, death_at, 0.5, worker, buffered=dice.randrange(4))
 
 
 _KINDS = (
@@ -221,13 +249,18 @@ _KINDS = (
     *(FaultKind.RESET,) * 3,
     *(FaultKind.LOSSY,) * 2,
     FaultKind.ETCD_AWAY,
+    FaultKind.LEASE_LOST,
+    *(FaultKind.DRAIN,) * 2,
+    FaultKind.TERMINATE,
+    *(FaultKind.SWITCH,) * 2,
 )
 
 
 def _fault(dice: Dice, at: float) -> Fault:
     kind = pick(dice, _KINDS)
     duration = min(dice.uniform(0.05, pick(dice, (0.3, 1.5, 1.5, 4.0))), FAULTS_END_S - at)
-    target = pick(dice, (*WORKERS, ROUTER))
+    target = pick(dice, (*WORKERS, *ROUTERS))
+    worker = pick(dice, WORKERS)
     match kind:
         case FaultKind.KILL:
             buffered = dice.randrange(4)
@@ -240,11 +273,18 @@ def _fault(dice: Dice, at: float) -> Fault:
             return Fault(kind, at, duration)
         case FaultKind.ETCD_AWAY:
             return Fault(kind, at, duration, forgets=dice.random() < 0.5)
+        case FaultKind.LEASE_LOST | FaultKind.TERMINATE:
+            return Fault(kind, at, target=worker)
+        case FaultKind.DRAIN:
+            return Fault(kind, at, duration, worker)
+        case FaultKind.SWITCH:
+            other = Role.DECODE if worker in PREFILLS else Role.PREFILL
+            return Fault(kind, at, duration, worker, role=pick(dice, (other, other, Role.BOTH)))
 
 
 def _between(dice: Dice, kind: FaultKind, at: float, duration: float) -> Fault:
-    one = pick(dice, DECODES)
-    other = pick(dice, (*PREFILLS, *PREFILLS, ROUTER))
+    one, another = pick(dice, (DECODES, DECODES[::-1]))
+    other = pick(dice, (*PREFILLS, *PREFILLS, *ROUTERS, another))
     ends = (one, other) if dice.random() < 0.5 else (other, one)
     hits = pick(dice, ((True, True), (True, False), (False, True)))
     return Fault(kind, at, duration, *ends, hits_messages=hits[0], hits_writes=hits[1])

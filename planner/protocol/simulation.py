@@ -30,6 +30,7 @@ from planner.protocol.invariants import EngineChecks, LandingChecks, Violation
 from planner.protocol.network import Network
 from planner.protocol.nic import Nic
 from planner.protocol.process import Lane
+from planner.protocol.router import Router
 from planner.protocol.scenario import BLOCK_SIZE, Scenario
 from planner.protocol.virtual_loop import VirtualLoop
 from planner.protocol.worker import Worker
@@ -115,7 +116,7 @@ class _Simulation:
         self._check_end()
         log = world.log
         log.is_closed = True
-        seconds = world.loop.time()
+        seconds, num_events = world.loop.time(), world.loop.num_events
         cluster.tear_down()
         return Outcome(
             scenario=self._scenario,
@@ -124,7 +125,7 @@ class _Simulation:
             digest=log.digest(),
             tail=tuple(log.tail(60)) if self._violation else (),
             seconds=seconds,
-            num_events=world.loop.num_events,
+            num_events=num_events,
         )
 
     # --- what happens -----------------------------------------------------------------------------
@@ -142,21 +143,23 @@ class _Simulation:
 
     def _begin(self, client: Client) -> None:
         """A client connects; where no router is, it tries again."""
-        router, loop = self._cluster.router, self._world.loop
-        if not router.process.is_alive:
+        routers, loop = self._cluster.routers, self._world.loop
+        wanted = routers[client.plan.router]
+        alive = [router for router in (wanted, *routers.values()) if router.process.is_alive]
+        if not alive:
             loop.call_world(loop.time() + _RETRY_S, self._begin, client)
             return
-        self._world.log.add("client", "asks", client.number)
-        client.connected()
-        loop.call_in(router.process, Lane.MESSAGE, loop.time(), self._serve, client)
+        router = alive[0]
+        self._world.log.add("client", f"asks {router.process}", client.number)
+        client.connected(router.process)
+        loop.call_in(router.process, Lane.MESSAGE, loop.time(), self._serve, client, router)
 
-    def _serve(self, client: Client) -> None:
+    def _serve(self, client: Client, router: Router) -> None:
         """In the router's process."""
-        loop, router = self._world.loop, self._cluster.router
-        task = loop.create_task(router.serve(client))
+        task = self._world.loop.create_task(router.serve(client))
         task.add_done_callback(lambda done: self._served(client, done))
         if client.plan.leaves_at is not None:
-            loop.call_later(client.plan.leaves_at, client.leave)
+            self._world.loop.call_later(client.plan.leaves_at, client.leave)
 
     def _served(self, client: Client, task: asyncio.Task[None]) -> None:
         if not self._world.log.is_closed and (error := task.exception()):
@@ -224,7 +227,7 @@ def _config(scenario: Scenario) -> Config:
             mock_prompt_token_s=scenario.step_s / 16,
         ),
         kv_transfer=KvTransferConfig(backend="inprocess", try_s=0.8, quarantine_s=0.4),
-        control_plane=ControlPlaneConfig(heartbeat_s=0.25, suspect_s=0.5, lease_s=1.0),
+        control_plane=ControlPlaneConfig(heartbeat_s=0.25, suspect_s=0.5, lease_s=1.0, drain_s=2.0),
         router=RouterConfig(local_prefill_tokens=4),
         disaggregation=DisaggregationConfig(),
     )

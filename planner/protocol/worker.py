@@ -1,26 +1,35 @@
-"""One life of a worker's process: the real pool and engine, on the simulation's drivers."""
+"""One life of a worker's process: both real pools and the engine, on the simulation's drivers."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
+from control_plane.roles.duty import Duty
+from control_plane.roles.pools import Pools
 from control_plane.rpc.interface import Stream, StreamListener
 from core.clock import Clock
 from core.ids import BlockId, Boot, RequestId, WorkerId
-from core.messages import DecodeToPrefill, PrefillCandidate, PrefillToDecode
+from core.kv_layout import KvLayout
+from core.messages import (
+    DecodeToPrefill,
+    DrainWorker,
+    PrefillCandidate,
+    PrefillToDecode,
+    SwitchRole,
+    WorkerOrder,
+)
 from core.worker_record import Hello, Role, WorkerRecord
 from decode_pool.ports import DecodePorts
 from decode_pool.worker import DecodeWorker
-from engine.engine import Engine, settings_for
 from engine.events import CacheChanged
 from engine.executor.mock_executor import MockDevice
 from engine.executor.mock_pool import mock_layout
 from engine.memory.block_pool import BlockState
 from kv_transfer.transport import (
-    Notification,
     PeerName,
     RemoteRegion,
     Span,
@@ -28,16 +37,16 @@ from kv_transfer.transport import (
     Transport,
 )
 from planner.protocol.engine_driver import SimEngine, StepTime
-from planner.protocol.executor import SimExecutor
+from planner.protocol.etcd import Entry
 from planner.protocol.network import Server
 from planner.protocol.process import Process, ProcessClock
 from planner.protocol.region import SimRegion
+from planner.protocol.replica import make_engine
 from planner.protocol.transfer_driver import SimTransfer
+from planner.protocol.worker_end import WorkerEnd
 from planner.protocol.world import World
 from prefill_pool.ports import PrefillPorts
 from prefill_pool.worker import PrefillWorker
-
-VOCABULARY = 997
 
 
 class Checks(Protocol):
@@ -51,9 +60,21 @@ class Checks(Protocol):
         """Jobs or a step changed the engine."""
         ...
 
+    def has_left(self, worker: Worker) -> None:
+        """It has left, and thinks that nothing of it is wanted any more."""
+        ...
+
 
 class Worker:
-    """Implements `nic.Agent`. Its pool runs once `process.context` runs `main`."""
+    """Implements `nic.Agent`. Its pools run once `process.context` runs `main`.
+
+    Args:
+        role: its first.
+        on_left: called once it has left as ordered; nothing of its process happens after that.
+
+    Attributes:
+        wanted_role: its first, or that of the last order.
+    """
 
     def __init__(
         self,
@@ -62,39 +83,29 @@ class Worker:
         process: Process,
         num_blocks: int,
         checks: Checks,
+        on_left: Callable[[Worker], None],
     ) -> None:
-        name = process.name
         layout = mock_layout(world.config.engine.block_size)
         self._world = world
         self._process = process
+        self._on_left = on_left
         self._region = SimRegion(num_blocks * layout.block_bytes)
         self.clock: Clock = ProcessClock(world.loop.time, process)
-        self.record = WorkerRecord(
-            worker_id=WorkerId(name),
-            boot=Boot(f"{name}-life-{process.life}"),
-            registration=process.life,
-            role=role,
-            address=name,
-            metrics_address="",
-            model="mock",
-            model_fingerprint=layout.model,
-            layout=layout.summary(),
-            numerics="mock",
-            block_size=layout.block_size,
-            block_bytes=layout.block_bytes,
-            num_blocks=num_blocks,
-            max_model_len=num_blocks * layout.block_size,
-            fabric="inprocess",
-            transport="inprocess",
-            pid=0,
-        )
-        self.pool = (PrefillWorker if role is Role.PREFILL else DecodeWorker)(
-            self.record, world.config, self.clock
-        )
+        self.record = _record_of(process, role, num_blocks, layout)
+        self.decode = DecodeWorker(self.record, world.config, self.clock)
+        self.prefill = PrefillWorker(self.record, world.config, self.clock)
+        self.pools = Pools(role, self.decode, self.prefill, self._ordered)
+        self.end = WorkerEnd()
+        self.wanted_role = role
+        self._duty: Duty
         step_time = StepTime()
         device = MockDevice(clock=self.clock, sleep=step_time.sleep)
-        self.engine = _engine(
-            world, self._region, num_blocks, device, lambda blocks: checks.step_writes(self, blocks)
+        self.engine = make_engine(
+            world.config,
+            self._region,
+            num_blocks,
+            device,
+            lambda blocks: checks.step_writes(self, blocks),
         )
         self.engine_driver = SimEngine(
             self.engine,
@@ -102,8 +113,8 @@ class Worker:
             loop=world.loop,
             dice=world.dice,
             step_time=step_time,
-            on_events=self.pool.on_engine_events,
-            on_failure=self.pool.on_failure,
+            on_events=self.pools.on_engine_events,
+            on_failure=self.pools.on_failure,
             before_step=self._poison_free_blocks,
             after_round=lambda: checks.after_round(self),
         )
@@ -127,11 +138,6 @@ class Worker:
         return self.record.block_bytes
 
     @property
-    def is_target(self) -> bool:
-        """Whether others write to it."""
-        return self.record.role is not Role.PREFILL
-
-    @property
     def is_polling(self) -> bool:
         """Whether it looks at the fabric."""
         return self.transfer_driver.is_polling
@@ -148,18 +154,12 @@ class Worker:
         return PeerName(f"{self.record.worker_id}@{self.record.boot}")
 
     @property
-    def num_open(self) -> int:
-        """Requests, or attempts, that it works on."""
-        pool = self.pool
-        return pool.num_attempts if isinstance(pool, PrefillWorker) else pool.num_requests
-
-    @property
     def num_fences(self) -> int:
         """How often its region moved."""
         return self._region.generation
 
     async def main(self) -> None:
-        """Serve until the process ends."""
+        """Serve until the process ends, or has left."""
         world = self._world
         self.transfer_driver = SimTransfer(
             world.nic.transport(self.agent),
@@ -167,18 +167,53 @@ class Worker:
             loop=world.loop,
             dice=world.dice,
             fabric=self,
-            on_notification=self._on_notification,
+            on_notification=self.decode.on_notification,
         )
         world.nic.attach(self.agent, self)
         await self.transfer_driver.call(lambda transport: transport.register(self._region))
         world.network.listen(
-            self.record.address, Server(self._process, self._hello, self._listeners())
+            self.record.address,
+            Server(
+                self._process, self._hello, {"decode": self.prefill, "router": self.pools.front}
+            ),
         )
-        world.etcd.register(self._process, self.record)
-        if isinstance(self.pool, PrefillWorker):
-            await self.pool.run(self._prefill_ports())
-        else:
-            await self.pool.run(self._decode_ports())
+        self._duty = self._make_duty(world.etcd.register(self._process, self.record))
+        async with asyncio.TaskGroup() as group:
+            switching = group.create_task(self._duty.run())
+            group.create_task(self.prefill.run(self._prefill_ports()))
+            group.create_task(self.decode.run(self._decode_ports()))
+            await self.end.wait()
+            switching.cancel()
+            await self._duty.leave()
+            self._on_left(self)
+
+    def terminate(self) -> None:
+        """SIGTERM; what an order said of the time for it holds."""
+        if not self.end.is_stopped:
+            self._leave_within(self._world.config.control_plane.drain_s)
+        self.end.stop()
+
+    def _ordered(self, order: WorkerOrder) -> None:
+        match order:
+            case DrainWorker(deadline_s):
+                self._leave_within(deadline_s)
+            case SwitchRole(role):
+                self.wanted_role = role
+        self._duty.order(order)
+
+    def _leave_within(self, seconds: float) -> None:
+        self.end.leave_by = self.clock.now() + seconds
+
+    def _make_duty(self, entry: Entry) -> Duty:
+        return Duty(
+            self.record.role,
+            self.pools,
+            entry,
+            health=self.end,
+            end=self.end,
+            drain_s=self._world.config.control_plane.drain_s,
+            clock=self.clock,
+        )
 
     def posted(
         self,
@@ -199,10 +234,6 @@ class Worker:
         """It began or stopped to poll."""
         self._world.nic.polling_changed()
 
-    def _on_notification(self, notification: Notification) -> None:
-        assert isinstance(self.pool, DecodeWorker), "nobody writes to a prefill worker"
-        self.pool.on_notification(notification)
-
     def _hello(self) -> Hello:
         record = self.record
         return Hello(
@@ -213,11 +244,6 @@ class Worker:
             layout=record.layout,
         )
 
-    def _listeners(self) -> dict[str, StreamListener[Any]]:
-        if isinstance(self.pool, PrefillWorker):
-            return {"decode": self.pool, "router": self.pool.router_streams}
-        return {"router": self.pool}
-
     def _cache_changed(self, event: CacheChanged) -> None:
         self._world.etcd.cache_changed(self.record, event)
 
@@ -227,7 +253,8 @@ class Worker:
             fabric=self.transfer_driver,
             region=self._region,
             new_transport=self._new_transport,
-            on_cache_changed=self._cache_changed,
+            on_cache_changed=_heard_already,
+            on_renewed=self.decode.renewed,
         )
 
     def _new_transport(self) -> Transport:
@@ -243,6 +270,8 @@ class Worker:
             on_cache_changed=self._cache_changed,
             on_preempted=self._preempted,
             on_resumed=_nothing,
+            on_moved=self.prefill.expect,
+            without_writes=self.prefill.without_writes,
         )
 
     def _preempted(self, request_id: RequestId) -> None:
@@ -262,36 +291,31 @@ class Worker:
                 self._world.contents.poison(memory, block_id)
 
 
-def _engine(
-    world: World,
-    region: SimRegion,
-    num_blocks: int,
-    device: MockDevice,
-    on_write: Callable[[list[BlockId]], None],
-) -> Engine:
-    config = world.config
-    executor = SimExecutor(
-        mock_layout(config.engine.block_size),
-        region,
+def _record_of(process: Process, role: Role, num_blocks: int, layout: KvLayout) -> WorkerRecord:
+    name = process.name
+    return WorkerRecord(
+        worker_id=WorkerId(name),
+        boot=Boot(f"{name}-life-{process.life}"),
+        registration=process.life,
+        role=role,
+        address=name,
+        metrics_address="",
+        model="mock",
+        model_fingerprint=layout.model,
+        layout=layout.summary(),
+        numerics="mock",
+        block_size=layout.block_size,
+        block_bytes=layout.block_bytes,
         num_blocks=num_blocks,
-        vocab_size=VOCABULARY,
-        config=config.engine,
-        device=device,
+        max_model_len=num_blocks * layout.block_size,
+        fabric="inprocess",
+        transport="inprocess",
+        pid=0,
     )
-    executor.on_write = on_write
-    settings = settings_for(
-        executor,
-        config.engine,
-        max_model_len=num_blocks * config.engine.block_size,
-        max_receiving_share=config.kv_transfer.max_receiving_share,
-        vocab_size=VOCABULARY,
-    )
-    return Engine(
-        executor,
-        settings,
-        fingerprint=bytes.fromhex(executor.layout.model),
-        max_inflight=config.engine.max_inflight,
-    )
+
+
+def _heard_already(_: CacheChanged) -> None:
+    """There is one cache; the decode pool hears all of its changes."""
 
 
 def _nothing(_: RequestId) -> None:

@@ -14,7 +14,7 @@ import pytest
 from core.clock import SystemClock
 from planner.protocol.__main__ import main, run_seed
 
-NUM_SEEDS = 1000
+NUM_SEEDS = 2000
 NUM_PARTS = 8
 
 
