@@ -218,7 +218,7 @@ class PrefillAsk(msgspec.Struct, frozen=True):
 
     Attributes:
         request: `request.outputs`, when not empty, are forced: compute KV of the prompt only and
-            sample nothing.
+            sample nothing. The prompt is what is to move, see `EngineRequest.for_peer`.
         first_block: index, in the prompt, of the first block that decode lacks.
         blocks: decode's reserved blocks for prompt blocks `first_block`, `first_block + 1`, ...
         remaining_s: the time that the request has left; a try has no limit of its own, it ends

@@ -38,6 +38,21 @@ class EngineRequest(msgspec.Struct, frozen=True):
     priority: int = 0
 
     @property
+    def carried(self) -> tuple[int, ...]:
+        """The tokens whose KV moves when another worker has it: the prompt and, where there is one
+        sample, its outputs but the last, which is still to be computed."""
+        if self.sampling.n > 1 or not self.outputs:
+            return self.prompt
+        return self.prompt + self.outputs[0][:-1]
+
+    def for_peer(self) -> EngineRequest:
+        """Return what a peer is asked for: the KV of `carried`."""
+        if self.sampling.n > 1 or not self.outputs:
+            return self
+        last = self.outputs[0][-1:]
+        return msgspec.structs.replace(self, prompt=self.carried, outputs=(last,))
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether the prompt's log-probabilities are to be told. They come before the first token,
         so with outputs they have been."""

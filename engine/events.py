@@ -127,8 +127,9 @@ class EngineStats(msgspec.Struct, frozen=True):
             tokens of requests served.
         prefix_queries, prefix_hits: prompt tokens, counted together with those; hits are those that
             no engine computed: found here, or in the cache of the peer that sent the rest.
-        peer_tokens_computed, peer_tokens_cached: prompt tokens of PREFILL prompts; the decode
-            worker that asked counts them too, as received, if it got them.
+        peer_tokens_computed, peer_tokens_cached: tokens of PREFILL prompts, outputs that move
+            among them; the decode worker that asked counts those of the prompt too, as received,
+            if it got them.
         prefill_tokens_per_s, decode_step_s: smoothed; None until measured.
         iteration_tokens: steps by their query tokens, one count for each of
             `engine.scheduling.counters.ITERATION_TOKENS_BOUNDS` and one for more.

@@ -42,7 +42,7 @@ class EngineApi(Protocol):
     ) -> None:
         """All writes of this attempt are in: its blocks become owned and its samples run.
 
-        Full prompt blocks enter the radix cache (insert if absent). With n samples the request
+        Full blocks enter the radix cache (insert if absent). With n samples the request
         forks here, sharing all blocks copy-on-write. Samples whose first token ended them do not
         run. No `Generated` is emitted for the first tokens: the pool sent them on already.
 

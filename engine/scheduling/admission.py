@@ -181,7 +181,7 @@ class Admission:
             generated = [(0, sequence.num_outputs)]
         else:
             lengths = (len(run.outputs_of(i)) for i in run.live)
-            generated = [(length, length) for length in lengths]
+            generated = [(length - sequence.num_outputs, length) for length in lengths]
         growths: list[Growth] = []
         for forced, length in generated:
             remaining = forced + history.remaining(length, sampling.max_tokens)

@@ -57,7 +57,7 @@ class Results:
         elif sequence.num_first_tokens == 1:
             if work.num_samples:
                 self._extend(sequence, result)
-        else:
+        elif sequence.num_computed == len(sequence.token_ids):
             self._fork(sequence, result)
 
     def _score(self, run: RequestRun, logprobs: PromptLogprobs) -> None:

@@ -110,7 +110,7 @@ class Scheduler:
         run.peer_cached_tokens = num_peer_cached
         run.next_scored = None
         state.complete_prompt(run)
-        num_full = run.num_prompt // self._settings.block_size
+        num_full = len(trunk.token_ids) // self._settings.block_size
         state.memory.publish(trunk.hashes[:num_full], trunk.blocks)
         state.batch.join(trunk)
         fork(state, trunk, dict(enumerate(forced)))

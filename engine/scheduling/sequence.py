@@ -7,9 +7,10 @@ with; at the end of that it is sampled.
     tokens   | prompt ........................ | generated ....... |
              | num_computed ........ | pending ....... | uncomputed |
 
-A request with n samples runs one *trunk* over its prompt, which forks into n sequences. A request
-with one sample that is computed here needs no trunk: its prompt and its forced outputs are one run
-of known tokens from the start, like those of a preempted sample.
+A request with n samples runs one *trunk* over its prompt, which forks into n sequences. One whose
+KV a peer brings runs a trunk over all that comes. A request with one sample that is computed here
+needs none: its prompt and its forced outputs are one run of known tokens from the start, like those
+of a preempted sample.
 """
 
 from __future__ import annotations
@@ -117,14 +118,15 @@ class RequestRun:
 
     def start(self) -> Sequence:
         """Return the sequence that the request waits as: its only sample with all its known
-        tokens, or a trunk over the prompt. A peer's KV covers the prompt, so with one it is that.
+        tokens, or a trunk over the prompt; with a peer, over what the peer's KV covers.
 
         A trunk draws one first token a sample, none where outputs are forced.
         """
-        prompt, num_samples = self.request.prompt, self.request.sampling.n
+        request, num_samples = self.request, self.request.sampling.n
         if self.mode is Mode.LOCAL and num_samples == 1:
-            return Sequence(self, (*prompt, *self.outputs_of(0)))
-        return Sequence(self, prompt, num_first_tokens=0 if self.request.outputs else num_samples)
+            return Sequence(self, (*request.prompt, *self.outputs_of(0)))
+        tokens = request.carried if self.mode is Mode.RECEIVE else request.prompt
+        return Sequence(self, tokens, num_first_tokens=0 if request.outputs else num_samples)
 
     def outputs_of(self, sample_index: int) -> tuple[int, ...]:
         """Return a sample's forced tokens."""

@@ -138,6 +138,11 @@ class DecodeSide(msgspec.Struct, frozen=True):
         return len(self.ended) == self.request.sampling.n
 
     @property
+    def is_untouched(self) -> bool:
+        """Whether nothing tells that the current attempt's peer has begun."""
+        return not (self.first_tokens or self.arrivals.landed)
+
+    @property
     def is_kv_complete(self) -> bool:
         """Whether every awaited block of the current attempt has landed."""
         return self.arrivals.is_complete
@@ -192,7 +197,7 @@ def _peer_says(state: DecodeSide, event: PeerEvent, now: float) -> Step:
             return _landed(state, event, now)
         case HandoffRefused():
             reason = f"{event.reason}: {event.message}"
-            return _next_candidate(state, _End(AttemptOutcome.REFUSED, reason, untouched=True))
+            return _next_candidate(state, _End(AttemptOutcome.REFUSED, reason, state.is_untouched))
         case AskUndelivered():
             end = _End(AttemptOutcome.UNDELIVERED, event.reason, untouched=True)
             return _next_candidate(state, end)
@@ -208,7 +213,7 @@ def _ask(state: DecodeSide, event: BlocksReserved, now: float) -> Step:
     ask = Ask(
         candidate=state.candidate,
         handoff=state.handoff,
-        request=state.request,
+        request=state.request.for_peer(),
         first_block=event.num_cached_blocks,
         blocks=block_runs(event.block_ids[event.num_cached_blocks :]),
         remaining_s=max(0.0, state.terms.deadline - now),
@@ -263,7 +268,7 @@ def _join_if_ready(state: DecodeSide) -> Step:
     join = Join(
         handoff=state.handoff,
         first_tokens=state.first_tokens,
-        num_received=len(state.request.prompt) - received_from,
+        num_received=max(0, len(state.request.prompt) - received_from),
     )
     completed = AttemptEnded(state.handoff, AttemptOutcome.COMPLETED, "")
     return replace(state, phase=Phase.ENDED), (join, completed)

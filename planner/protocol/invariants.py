@@ -127,7 +127,7 @@ class LandingChecks:
         sequence = state.handoffs.get(note.handoff)
         if sequence is None:
             return
-        num_tail = sequence.run.num_prompt % BLOCK_SIZE
+        num_tail = len(sequence.token_ids) % BLOCK_SIZE
         tail = sequence.block_ids[-1] if num_tail and sequence.block_ids else None
         if tail is not None and tail in blocks_of(span, target):
             memory = target.region.view()

@@ -95,7 +95,7 @@ class Placement:
         return isinstance(decision, Decision)
 
     def _with_source(self, decision: Decision, link: WorkerLink, dispatch: Dispatch) -> Decision:
-        """Have a request that moved get its prompt's KV from where it ran."""
+        """Have a request that moved get its KV from where it ran."""
         source = None if dispatch.source is None else self._workers.get(dispatch.source)
         if source is None or not source.is_open or source.record.layout != link.record.layout:
             return decision

@@ -83,7 +83,7 @@ class Dispatch(msgspec.Struct, frozen=True):
     Attributes:
         outputs: tokens so far, one tuple a sample; empty before any.
         avoid: workers not to choose.
-        source: who stopped it to have it moved, and has its prompt's KV; None where nobody has.
+        source: who stopped it to have it moved, and has its KV; None where nobody has.
     """
 
     number: int

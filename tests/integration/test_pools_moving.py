@@ -165,6 +165,24 @@ async def test_samples_go_on_elsewhere_with_the_prompt_s_kv_from_the_cache(role:
         assert any(load.is_draining for load in leaver.router.loads)
 
 
+async def test_a_lone_sample_goes_on_elsewhere_with_the_kv_of_its_output_too() -> None:
+    async with leaving() as leaver:
+        request = request_of("r", range(10, 51), max_tokens=60, ignore_eos=True)
+        first = leaver.router.start(request)
+        await first.until(lambda answer: len(answer.tokens[0]) >= 30)
+        leaver.pools.drain()
+        assert await move(leaver, request) == RequestMoved(request.request_id, 1, has_kv=True)
+        num_moved = len(request.prompt) + len(first.tokens[0]) - 1
+        second = await served(go_on(leaver, request, first), request)
+        leaver.cluster.expect(request, second)
+        stats = await leaver.machine.stats()
+        block_size = leaver.machine.record.block_size
+        num_cached = (num_moved - 1) // block_size * block_size
+        told = (stats.peer_tokens_cached, stats.peer_tokens_computed)
+        assert told == (num_cached, num_moved - num_cached)
+        await leaver.cluster.until_idle()
+
+
 async def test_one_whose_prompt_is_not_computed_brings_nothing_along() -> None:
     async with leaving(num_prefills=1, faults=Faults(min_delay_s=0.2, max_delay_s=0.2)) as leaver:
         request = request_of("r", range(10, 50))

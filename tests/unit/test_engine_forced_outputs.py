@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core.ids import RequestId
 from core.request import EngineRequest
-from engine.events import Admitted, CacheChanged, Generated, Mode
+from engine.events import Admitted, CacheChanged, Generated, Mode, Reserved
 from engine.executor.mock_tokens import expected_tokens
 from tests.replica import VOCAB, Replica
 from tests.unit.test_engine_scheduler import LONG, handoff_of, of_kind, request_of
@@ -114,7 +114,55 @@ def test_a_request_that_needs_no_handoff_goes_on_with_outputs_that_are_here() ->
     replica.run()  # all reusable blocks are here: no handoff
     assert replica.outputs(request.request_id) == replica.expected(request.request_id)
     num_query = [plan.work[0].num_query for plan in replica.plans[num_plans:]]
-    assert num_query == [2, 16] + [1] * 29
+    assert num_query == [80 - 64 - 1] + [1] * 30
+    replica.assert_idle()
+
+
+def test_a_lone_sample_receives_the_kv_of_its_outputs_too() -> None:
+    replica = Replica()
+    request, handoff = with_outputs("again", 30), handoff_of("again")
+    replica.requests[request.request_id] = request
+    replica.engine.add(request, Mode.RECEIVE, handoff=handoff)
+    (reserved,) = of_kind(replica.step(), Reserved)
+    assert len(reserved.block_ids) == 5  # of 16: 79 tokens, the last is still to be computed
+    replica.write_kv(request.carried, reserved.block_ids, 0)
+    replica.engine.kv_arrived(handoff, (), num_received=50)
+    replica.run()
+    assert replica.outputs(request.request_id) == replica.expected(request.request_id)
+    assert {work.num_query for plan in replica.plans for work in plan.work} == {1}
+    replica.assert_idle()
+
+
+def test_of_several_samples_the_prompt_s_kv_is_received() -> None:
+    replica = Replica()
+    request, handoff = with_outputs("again", 30, 20), handoff_of("again")
+    replica.engine.add(request, Mode.RECEIVE, handoff=handoff)
+    (reserved,) = of_kind(replica.step(), Reserved)
+    assert len(reserved.block_ids) == 4
+    assert request.carried == request.prompt
+    assert request.for_peer() is request
+
+
+def test_a_peer_is_asked_for_the_outputs_of_a_lone_sample_as_for_a_prompt() -> None:
+    request = with_outputs("again", 3)
+    (outputs,) = request.outputs
+    asked = request.for_peer()
+    assert asked.prompt == request.carried == (*LONG, *outputs[:2])
+    assert asked.outputs == (outputs[2:],)
+    fresh = with_outputs("again", 0)
+    assert fresh.for_peer().prompt == fresh.carried == tuple(LONG)
+
+
+def test_a_chunked_trunk_of_prompt_and_outputs_forks_at_its_end() -> None:
+    replica = Replica(chunk_tokens=32)
+    replica.add(LONG, seed=5, max_tokens=60)
+    replica.run()
+    request = with_outputs("again", 45)
+    replica.requests[request.request_id] = request
+    replica.engine.add(request, Mode.RECEIVE, handoff=handoff_of("again"))
+    replica.run()
+    assert replica.outputs(request.request_id) == replica.expected(request.request_id)
+    replica.assert_all_right()
     replica.assert_idle()
 
 
