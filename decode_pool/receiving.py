@@ -25,8 +25,10 @@ from core.clock import Clock
 from core.ids import Boot, HandoffId, RequestId
 from core.lifetime import Duration, PrefillDecision, Stamp
 from core.messages import (
+    FirstTokens,
     HandoffFailed,
     HandoffProgress,
+    HandoffRefused,
     HandoffScored,
     HandoffSettled,
     PrefillAsk,
@@ -37,6 +39,7 @@ from core.messages import (
 from core.request import PromptLogprobs
 from decode_pool.live_request import LiveRequest, RequestState
 from decode_pool.prefill_peers import PrefillPeers
+from decode_pool.prefill_slips import slip_of
 from decode_pool.stats import EXPOSED_BUCKETS_S, Histogram
 from decode_pool.verification import Verification
 from engine.engine_driver import EngineDriver
@@ -95,6 +98,7 @@ class Receiving:
         start_fence: moves the region, registers it again, and has `region_ready` called.
         release_sinks: unmaps what fences left behind.
         verification: has `summed` called; None where what lands is trusted.
+        vocab_size: of the model; None where first tokens are not held against it.
 
     Attributes:
         paths: what is known of the fabric from what comes.
@@ -112,6 +116,7 @@ class Receiving:
         start_fence: Callable[[], object],
         release_sinks: Callable[[], None],
         verification: Verification | None,
+        vocab_size: int | None,
         quarantine_s: float,
         clock: Clock,
     ) -> None:
@@ -124,6 +129,7 @@ class Receiving:
         self._start_fence = start_fence
         self._release_sinks = release_sinks
         self._verification = verification
+        self._vocab_size = vocab_size
         self._clock = clock
         self._quarantine = quarantine.Quarantine(quarantine_s, generation=region.generation)
         self._deferred: list[Reserved] = []
@@ -165,33 +171,49 @@ class Receiving:
             d.BlocksReserved(event.handoff, event.block_ids, event.num_cached_blocks, generation),
         )
 
-    def prefill_says(self, message: PrefillToDecode) -> None:
-        """A prefill worker's message on any of its streams."""
-        if isinstance(message, HandoffSettled):
-            self._settled(message.handoff)
+    def prefill_says(self, peer: Boot, message: PrefillToDecode) -> None:
+        """A prefill worker's message on any of its streams; of another's attempts it knows
+        nothing."""
+        match message:
+            case HandoffSettled(handoff):
+                if handoff in self._quarantine.handoffs_of(peer):
+                    self._settled(handoff)
+            case HandoffProgress(handoffs):
+                for handoff in handoffs:
+                    self._peer_says(peer, d.AttemptAlive(handoff))
+            case _:
+                self._peer_says(peer, message)
+
+    def _peer_says(
+        self,
+        peer: Boot,
+        message: d.AttemptAlive | HandoffScored | FirstTokens | HandoffRefused | HandoffFailed,
+    ) -> None:
+        """Of the current attempt; another's may come too late, scores behind the first tokens."""
+        handoff = message.handoff
+        live = self._current(handoff)
+        if live is None or live.asked is None:
             return
-        if isinstance(message, HandoffProgress):
-            for handoff in message.handoffs:
-                self._peer_event(d.AttemptAlive(handoff))
+        if (live.asked.handoff, live.asked_of) != (handoff, peer):
+            return
+        slip = slip_of(
+            live.asked.request,
+            message,
+            next_scored=live.next_scored,
+            vocab_size=self._vocab_size,
+        )
+        if slip:
+            extra = {"request_id": live.request_id}
+            _log.error("%s: its prefill worker says what cannot be: %s", handoff, slip, extra=extra)
+            self.advance(live, HandoffFailed(handoff, slip))
             return
         if isinstance(message, HandoffScored):
-            self._scored(message)
+            self._owner.emit_scores(live, message.logprobs)
+            self.advance(live, d.AttemptAlive(handoff))
             return
         if isinstance(message, HandoffFailed) and message.is_fabric:
             self._failed(message)
-        self._peer_event(message)
-
-    def _scored(self, message: HandoffScored) -> None:
-        """Of the current attempt; another's may come too late, behind the first tokens."""
-        handoff = message.handoff
-        live = self._current(handoff)
-        if live is None:
-            return
-        if message.logprobs.start > live.next_scored:
-            self.advance(live, HandoffFailed(handoff, "a gap in the prompt's log-probabilities"))
-            return
-        self._owner.emit_scores(live, message.logprobs)
-        self.advance(live, d.AttemptAlive(handoff))
+        self.advance(live, message)
 
     def landed(self, write: WriteNotification) -> None:
         """A write's notification; where that is wanted, its bytes are checked before it counts."""

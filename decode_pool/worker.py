@@ -61,12 +61,16 @@ class DecodeWorker:
     Args:
         record: who this worker is.
         config: sections `kv_transfer` and `control_plane`.
+        vocab_size: of the model; None where peers' tokens are not held against it.
     """
 
-    def __init__(self, record: WorkerRecord, config: Config, clock: Clock) -> None:
+    def __init__(
+        self, record: WorkerRecord, config: Config, clock: Clock, *, vocab_size: int | None = None
+    ) -> None:
         self._record = record
         self._config = config
         self._clock = clock
+        self._vocab_size = vocab_size
         self._inbox: Inbox[Requests] = Inbox()
         self._busy = asyncio.Event()
         self._reports = ReportPace(config.control_plane.heartbeat_s, clock)
@@ -115,7 +119,11 @@ class DecodeWorker:
 
     def on_notification(self, notification: Notification) -> None:
         """For `TransferThread`: a peer's write has landed."""
-        write = _notifications.decode(notification.payload)
+        try:
+            write = _notifications.decode(notification.payload)
+        except msgspec.DecodeError as error:
+            _log.error("%s: a write's notification is not understood: %s", notification.peer, error)
+            return
         if write.transport and self._transports.add(write.transport):
             self._tell_transport()
         self._inbox.put(lambda requests: requests.receiving.landed(write))
@@ -227,6 +235,7 @@ class DecodeWorker:
             start_fence=lambda: group.create_task(self._fence(ports)),
             release_sinks=lambda: ports.engine.post(lambda _: ports.region.release_sinks()),
             verification=self._verification(ports),
+            vocab_size=self._vocab_size,
             quarantine_s=self._config.kv_transfer.quarantine_s,
             clock=self._clock,
         )
@@ -306,8 +315,8 @@ class _PrefillListener:
         self._inbox.put(lambda requests: requests.receiving.peer_opened(stream))
 
     def on_message(self, stream: Stream[Any], message: PrefillToDecode) -> None:
-        del stream  # the attempt that a message names says whose it is
-        self._inbox.put(lambda requests: requests.receiving.prefill_says(message))
+        peer = stream.peer.boot
+        self._inbox.put(lambda requests: requests.receiving.prefill_says(peer, message))
 
     def on_suspect(self, stream: Stream[Any], *, suspect: bool) -> None:
         self._inbox.put(lambda requests: requests.receiving.peer_suspect(stream, suspect=suspect))

@@ -324,7 +324,9 @@ class PoolCluster:
 
     async def add_decode(self, role: Role, num_blocks: int) -> None:
         machine = self.decode_machine = Machine(self, "decode-0", role, num_blocks)
-        worker = self.decode = DecodeWorker(machine.record, self.config, SystemClock())
+        worker = self.decode = DecodeWorker(
+            machine.record, self.config, SystemClock(), vocab_size=VOCAB
+        )
         await machine.start_threads(
             worker.on_engine_events, worker.on_failure, self._on_notification
         )

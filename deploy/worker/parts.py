@@ -104,7 +104,7 @@ async def start_parts(
         transport=transport.health().transport,
         pid=os.getpid(),
     )
-    decode = DecodeWorker(record, config, clock)
+    decode = DecodeWorker(record, config, clock, vocab_size=plan.spec.vocab_size)
     prefill = PrefillWorker(record, config, clock)
     pools = Pools(options.role, decode, prefill, on_order)
     metrics = WorkerMetrics(record, decode, prefill)

@@ -171,6 +171,22 @@ def test_a_refusal_frees_the_blocks_and_asks_the_next() -> None:
     assert local.untouched
 
 
+@pytest.mark.parametrize("has_landed", [True, False])
+def test_who_had_begun_and_refuses_is_not_believed_that_nothing_can_land(
+    *, has_landed: bool
+) -> None:
+    side = Side()
+    side.reserve()
+    if has_landed:
+        side.land(0, 1)
+    else:
+        side.tokens(5)
+    ended, retry, settle = side.feed(HandoffRefused(FIRST, "overloaded", "full"))
+    assert ended.outcome is d.AttemptOutcome.REFUSED
+    assert not retry.untouched
+    assert isinstance(settle, d.Settle)
+
+
 def test_without_fallback_it_fails_after_the_last_candidate() -> None:
     side = Side(allow_local=False)
     side.reserve()
