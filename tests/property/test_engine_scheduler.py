@@ -186,12 +186,12 @@ class EngineMachine(RuleBasedStateMachine):
     def _arrive(self, handoff: HandoffId) -> None:
         event = self.reserved.pop(handoff)
         request = self.handoffs.pop(handoff)
-        self.replica.write_kv(request.prompt, event.block_ids, event.num_cached_blocks)
+        self.replica.write_kv(request.carried, event.block_ids, event.num_cached_blocks)
         first = [
             expected_tokens(request.prompt, request.sampling, vocab_size=VOCAB, sample_index=i)[0]
             for i in range(request.sampling.n)
         ]
-        num_received = len(request.prompt) - 8 * event.num_cached_blocks
+        num_received = max(0, len(request.prompt) - 8 * event.num_cached_blocks)
         forced = bool(request.outputs)
         self.engine.kv_arrived(handoff, [] if forced else first, num_received=num_received)
         outputs = request.outputs or tuple((token,) for token in first)
@@ -208,7 +208,7 @@ class EngineMachine(RuleBasedStateMachine):
         if forced and not request.outputs:
             n = request.sampling.n
             request = self._with_outputs(
-                request, data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
+                request, data.draw(st.lists(st.integers(0, 12), min_size=n, max_size=n))
             )
         self.replica.requests[request.request_id] = request
         if self.reserved.pop(handoff, None):
