@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +62,8 @@ def serve(measure: Measure) -> None:
 
 
 class Child:
-    """An engine's process. It sleeps while it is not asked.
+    """An engine's process. It is stopped while another is asked: threads that spin, or wake now and
+    then, would slow whoever is measured.
 
     Args:
         command: what runs `serve`.
@@ -95,6 +97,7 @@ class Child:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps(task._asdict()) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -104,11 +107,13 @@ class Child:
             end = self._log.read_text(errors="replace")[-2000:]
             msg = f"{self._process.args} ended while it measured {task.name}:\n{end}"
             raise RuntimeError(msg)
+        self._process.send_signal(signal.SIGSTOP)
         answer: dict[str, Any] = json.loads(line)
         return answer["tokens"] / answer["seconds"]
 
     def close(self) -> None:
         """End it."""
         assert self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.close()
         self._process.wait()
