@@ -22,7 +22,15 @@ class Unreachable(DovetailError):  # noqa: N818 - reads as a state
 
 
 class ApiRefusal(DovetailError):  # noqa: N818
-    """The API answered with an error object, or not in the API's words."""
+    """The API answered with an error object, or not in the API's words.
+
+    Attributes:
+        status: HTTP's, 0 where it answered 200 first.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -183,7 +191,7 @@ class ApiClient:
             connection.request(method, self._prefix + path, data, {**self._headers, **headers})
             response = connection.getresponse()
             if response.status != 200:
-                raise ApiRefusal(self._refusal(response))
+                raise ApiRefusal(self._refusal(response), response.status)
             yield response
         except (OSError, http.client.HTTPException) as error:
             msg = f"no cluster answers at {self.url} ({_reason(error)}){self._advice}"

@@ -38,8 +38,8 @@ _STOP_S = 60.0
 _OUTAGE_S = 150.0
 """A role is registered before it is taken: generous where etcd is frozen for a minute."""
 
-_NOT_YET = (404, 503)
-"""What a router answers that does not know a worker, or has no stream to it yet."""
+_NOT_YET = (404, 409, 503)
+"""What a router answers that does not know a worker, or who else serves, or has no stream yet."""
 
 _POLL_S = 0.1
 

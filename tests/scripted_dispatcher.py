@@ -83,6 +83,7 @@ class ScriptedDispatcher:
         self.aborted: list[RequestId] = []
         self.finished_samples: list[int] = []
         self.orders: list[tuple[WorkerId, WorkerOrder]] = []
+        self.forced: list[bool] = []
 
     def served_model(self) -> ServedModel | None:
         return self.model
@@ -107,8 +108,9 @@ class ScriptedDispatcher:
     def cluster_status(self) -> dict[str, object]:
         return {"workers": [{"id": "decode-0", "role": "decode"}], "requests": {"running": 0}}
 
-    def order(self, worker_id: WorkerId, order: WorkerOrder) -> None:
+    def order(self, worker_id: WorkerId, order: WorkerOrder, *, is_forced: bool = False) -> None:
         self.orders.append((worker_id, order))
+        self.forced.append(is_forced)
 
     def cancel(self, request_id: RequestId) -> None:
         if request_id not in self.aborted:

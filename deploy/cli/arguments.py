@@ -66,6 +66,7 @@ examples:
 
 It takes no new requests at once. A decode worker's requests go on at another one where there is
 one, else they finish. Then its process ends, exit code 0, and `dovetail up` starts no other.
+The last one that serves requests is told to leave with --force only.
 """
 
 
@@ -74,7 +75,8 @@ examples:
   dovetail role decode-1 prefill
   dovetail role prefill-0 both
 
-What it runs finishes or goes on at another worker first. Its cache stays.
+What it runs finishes or goes on at another worker first. Its cache stays. The last one that
+decodes stops doing so with --force only.
 """
 
 
@@ -220,6 +222,7 @@ def _add_drain(commands: _Commands) -> None:
         metavar="SECONDS",
         help="what still runs then is failed over to other workers (default: 60)",
     )
+    _add_force(drain)
     _add_api(drain)
 
 
@@ -227,7 +230,14 @@ def _add_role(commands: _Commands) -> None:
     role = commands.add("role", "have a worker do other work from now on", _ROLE_EXAMPLES)
     role.add_argument("worker", metavar="WORKER", help="its id, as `dovetail status` shows it")
     role.add_argument("role", choices=[role.value for role in Role], help="what it is to do")
+    _add_force(role)
     _add_api(role)
+
+
+def _add_force(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--force", action="store_true", help="even if no request is served without it"
+    )
 
 
 def _add_chat(commands: _Commands) -> None:

@@ -186,14 +186,25 @@ def _status(arguments: argparse.Namespace) -> int:
 def _drain(arguments: argparse.Namespace) -> int:
     from deploy.cli.orders import run_drain  # noqa: PLC0415
 
-    clock = SystemClock()
-    return run_drain(_api(arguments), arguments.worker, deadline_s=arguments.deadline, clock=clock)
+    return run_drain(
+        _api(arguments),
+        arguments.worker,
+        deadline_s=arguments.deadline,
+        is_forced=arguments.force,
+        clock=SystemClock(),
+    )
 
 
 def _role(arguments: argparse.Namespace) -> int:
     from deploy.cli.orders import run_role  # noqa: PLC0415
 
-    return run_role(_api(arguments), arguments.worker, arguments.role, clock=SystemClock())
+    return run_role(
+        _api(arguments),
+        arguments.worker,
+        arguments.role,
+        is_forced=arguments.force,
+        clock=SystemClock(),
+    )
 
 
 def _chat(arguments: argparse.Namespace) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from core.clock import Clock
-from core.errors import DovetailError
-from deploy.api_client import START_ADVICE, ApiAddress, ApiClient
+from core.errors import DovetailError, UsageError
+from deploy.api_client import START_ADVICE, ApiAddress, ApiClient, ApiRefusal
 from deploy.cli.status import ClusterStatus, WorkerStatus
 from deploy.terminal import say
 
@@ -18,16 +19,24 @@ _ROLE_S = 75.0
 
 _POLL_S = 0.2
 
+_SLIP, _TROUBLE = 400, 500
 
-def run_drain(api: ApiAddress, worker: str, *, deadline_s: float, clock: Clock) -> int:
+
+def run_drain(
+    api: ApiAddress, worker: str, *, deadline_s: float, is_forced: bool, clock: Clock
+) -> int:
     """Have a worker leave, and return the exit code once it has.
 
+    Args:
+        is_forced: even if no request can be served then.
+
     Raises:
-        DovetailError: no cluster answers, it refused, or the worker did not leave in time.
+        UsageError: no such worker, or none that may leave.
+        DovetailError: no cluster answers, or the worker did not leave in time.
     """
     client = ApiClient(api, advice=START_ADVICE, timeout_s=10.0)
     before = _find(client, worker)
-    client.post("/drain", {"worker": worker, "deadline_s": deadline_s})
+    _order(client, "/drain", {"worker": worker, "deadline_s": deadline_s, "force": is_forced})
     say(f"{worker} takes no new requests; what runs there finishes or moves away")
     end = clock.now() + deadline_s + _MARGIN_S
     while clock.now() < end:
@@ -40,14 +49,18 @@ def run_drain(api: ApiAddress, worker: str, *, deadline_s: float, clock: Clock) 
     raise DovetailError(msg)
 
 
-def run_role(api: ApiAddress, worker: str, role: str, *, clock: Clock) -> int:
+def run_role(api: ApiAddress, worker: str, role: str, *, is_forced: bool, clock: Clock) -> int:
     """Have a worker change its role, and return the exit code once it has.
 
+    Args:
+        is_forced: even if no request can be served then.
+
     Raises:
-        DovetailError: no cluster answers, it refused, or the worker still drains after a minute.
+        UsageError: no such worker, or none that may change.
+        DovetailError: no cluster answers, or the worker still drains after a minute.
     """
     client = ApiClient(api, advice=START_ADVICE, timeout_s=10.0)
-    client.post("/role", {"worker": worker, "role": role})
+    _order(client, "/role", {"worker": worker, "role": role, "force": is_forced})
     say(f"{worker} takes no more work of its present role; what runs finishes or moves away")
     end = clock.now() + _ROLE_S
     while clock.now() < end:
@@ -58,6 +71,15 @@ def run_role(api: ApiAddress, worker: str, role: str, *, clock: Clock) -> int:
         time.sleep(_POLL_S)
     msg = f"{worker} does not have role {role} yet; see its log, and `dovetail status`"
     raise DovetailError(msg)
+
+
+def _order(client: ApiClient, path: str, body: Mapping[str, object]) -> None:
+    try:
+        client.post(path, body)
+    except ApiRefusal as refusal:
+        if _SLIP <= refusal.status < _TROUBLE:
+            raise UsageError(str(refusal)) from None
+        raise
 
 
 def _find(client: ApiClient, worker: str) -> WorkerStatus | None:

@@ -66,6 +66,7 @@ from router.dispatch.token_stream import RequestStream
 from router.dispatch.worker_link import Connect, Dial, LinkState, WorkerLink
 from router.dispatch.worker_table import WorkerTable, key_of
 from router.policy.decision import Reason
+from router.policy.staffing import can_serve
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class RouterDispatcher:
         refused: PeersRefused | None = None,
     ) -> None:
         self._config = config
+        self._is_strict = config.disaggregation.fallback == "strict"
         self._clock = clock
         self._rng = rng
         self._rules = rules or RetryRules()
@@ -172,9 +174,8 @@ class RouterDispatcher:
     def is_ready(self) -> bool:
         """Whether a request could be served now."""
         roles, paired = self._workers.roles_alive()
-        is_strict = self._config.disaggregation.fallback == "strict"
-        can_decode = {Role.DECODE, Role.PREFILL} <= paired if is_strict else Role.DECODE in roles
-        return can_decode or Role.BOTH in roles
+        is_strict = self._is_strict
+        return Role.BOTH in roles or can_serve(paired if is_strict else roles, is_strict=is_strict)
 
     def num_requests(self) -> int:
         """Return requests in flight."""
@@ -231,9 +232,9 @@ class RouterDispatcher:
             live.stream.put(update)
         self._do(live, live.state.abort())
 
-    def order(self, worker_id: WorkerId, order: WorkerOrder) -> None:
+    def order(self, worker_id: WorkerId, order: WorkerOrder, *, is_forced: bool = False) -> None:
         """Send a worker an operator's order; see `Dispatcher.order`."""
-        self._workers.order(worker_id, order)
+        self._workers.order(worker_id, order, is_forced=is_forced, is_strict=self._is_strict)
 
     def _new_request(
         self, request: GenerateRequest, model: ServedModel, lifetime: Lifetime

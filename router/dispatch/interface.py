@@ -111,11 +111,15 @@ class Dispatcher(Protocol):
         """Return what `/status` shows (workers, blocks by state, requests by state), JSON-ready."""
         ...
 
-    def order(self, worker_id: WorkerId, order: WorkerOrder) -> None:
+    def order(self, worker_id: WorkerId, order: WorkerOrder, *, is_forced: bool = False) -> None:
         """Send a worker an operator's order.
 
+        Args:
+            is_forced: even if no request could be served without it.
+
         Raises:
-            RequestError: 404 where no such worker is known, 503 where it cannot be reached now.
+            RequestError: 404 where no such worker is known, 503 where it cannot be reached now, 409
+                where requests could be served no longer.
         """
         ...
 

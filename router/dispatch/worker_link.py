@@ -22,8 +22,15 @@ from core.clock import Clock
 from core.config import ControlPlaneConfig
 from core.errors import PeerError, ProtocolMismatch
 from core.ids import RequestId
-from core.messages import RouterToWorker, WorkerLoad, WorkerOrder, WorkerToRouter
-from core.worker_record import Hello, WorkerRecord
+from core.messages import (
+    DrainWorker,
+    RouterToWorker,
+    SwitchRole,
+    WorkerLoad,
+    WorkerOrder,
+    WorkerToRouter,
+)
+from core.worker_record import Hello, Role, WorkerRecord
 from router.dispatch.pending_work import PendingWork
 from router.dispatch.recent_preemptions import RecentPreemptions
 from router.policy.views import WorkerView
@@ -120,6 +127,7 @@ class WorkerLink:
         self._has_failed = False
         self._has_opened = False
         self._is_refused = False
+        self._ordered: WorkerOrder | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -142,6 +150,21 @@ class WorkerLink:
     def is_draining(self) -> bool:
         """Whether its worker takes nothing new, as it or etcd says."""
         return self.load.is_draining or self.record.is_draining
+
+    @property
+    def lasting_role(self) -> Role | None:
+        """What of its role it serves in now, and still will once it has obeyed its orders; None
+        where that is nothing."""
+        if not self.is_open or self.is_suspect or self.is_draining:
+            return None
+        role = self.record.role
+        match self._ordered:
+            case DrainWorker():
+                return None
+            case SwitchRole(ordered) if ordered is not role:
+                return None if Role.PREFILL in (role, ordered) else Role.DECODE
+            case _:
+                return role
 
     def view(self) -> WorkerView:
         """Return what the policy sees."""
@@ -167,6 +190,20 @@ class WorkerLink:
         self.load = load
         self.pending.load_came(now)
         self.preemptions.told(load.preemptions, now)
+
+    def take_record(self, record: WorkerRecord) -> bool:
+        """Believe what the worker registered now; return whether its role is another one."""
+        is_changed = self.record.role is not record.role
+        self.record = record
+        self.is_registered = True
+        if is_changed:
+            self._ordered = None  # obeyed, or another router's operator wants something else
+        return is_changed
+
+    def order(self, order: WorkerOrder) -> None:
+        """Send an operator's order. What it will come to counts before the worker says so."""
+        self._ordered = order
+        self.send(order)
 
     def send(self, message: RouterToWorker | WorkerOrder) -> None:
         """Send, or drop where the stream is gone: its requests were told so already."""
@@ -214,6 +251,7 @@ class WorkerLink:
         self._stream = None
         self.is_open = self.is_suspect = False
         self.idle_since = None
+        self._ordered = None  # perhaps never heard; what the worker does it says itself
         self.load = WorkerLoad()
         self.pending.clear()
         self.preemptions = RecentPreemptions()

@@ -15,6 +15,7 @@ from core.messages import WorkerOrder
 from core.worker_record import Role, WorkerRecord
 from router.dispatch.interface import ServedModel
 from router.dispatch.worker_link import Dial, LinkOwner, LinkState, WorkerLink
+from router.policy.staffing import refusal
 from router.policy.views import WorkerView
 
 ModelKey = tuple[str, str, int]
@@ -55,11 +56,13 @@ class WorkerTable:
         """Return a worker's link; None for an unknown one."""
         return self._links.get(worker_id)
 
-    def order(self, worker_id: WorkerId, order: WorkerOrder) -> None:
-        """Send a worker an operator's order.
+    def order(
+        self, worker_id: WorkerId, order: WorkerOrder, *, is_forced: bool, is_strict: bool
+    ) -> None:
+        """Send a worker an operator's order; see `Dispatcher.order`.
 
-        Raises:
-            RequestError: 404 where no such worker is known, 503 where it cannot be reached now.
+        Args:
+            is_strict: whether decode workers need a prefill worker.
         """
         link = self._links.get(worker_id)
         if link is None:
@@ -69,7 +72,23 @@ class WorkerTable:
         if not link.is_open:
             msg = f"worker {worker_id!r} cannot be reached now; try again soon"
             raise RequestError(msg, status=503, code="worker_unreachable", retry_after_s=1.0)
-        link.send(order)
+        role = link.lasting_role
+        if role is not None and not is_forced:
+            others = self._lasting_roles(link)
+            refused = refusal(worker_id, role, order, others, is_strict=is_strict)
+            if refused is not None:
+                raise refused
+        link.order(order)
+
+    def _lasting_roles(self, without: WorkerLink) -> list[Role]:
+        """Return the roles in which others of the same model serve, and go on serving."""
+        key = _model_of(without.record)
+        others = (
+            link.lasting_role
+            for link in self._links.values()
+            if link is not without and _model_of(link.record) == key
+        )
+        return [role for role in others if role is not None]
 
     def keep_open(self, group: asyncio.TaskGroup) -> None:
         """Open the links, now and as they come, as tasks of `group`."""
@@ -88,10 +107,7 @@ class WorkerTable:
         Returns whether its role is another one now."""
         link = self._links.get(record.worker_id)
         if link is not None and link.record.boot == record.boot:
-            is_changed = link.record.role is not record.role
-            link.record = record
-            link.is_registered = True
-            return is_changed
+            return link.take_record(record)
         if link is not None:
             self._drop(record.worker_id, f"{record.worker_id} was started again")
         self._add(record)

@@ -9,7 +9,7 @@ import msgspec
 from core.addresses import is_loopback
 from core.errors import RequestError
 from core.ids import WorkerId
-from core.messages import DrainWorker, SwitchRole
+from core.messages import DrainWorker, SwitchRole, WorkerOrder
 from core.worker_record import Role
 from router.api.fields import FieldReader, parse_body, refuse
 from router.web.asgi import JSON, Receive, Scope, Send, check_json_content, read_body, send_bytes
@@ -37,8 +37,7 @@ class OrderRoutes:
         worker_id = _worker_of(reader)
         default = self._context.config.control_plane.drain_s
         deadline_s = reader.number("deadline_s", default, 0.0, math.inf)
-        _refuse_unknown(reader)
-        self._context.dispatcher.order(worker_id, DrainWorker(deadline_s))
+        self._pass_on(reader, worker_id, DrainWorker(deadline_s))
         await _answer(send, worker_id, "drain")
 
     async def _role(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,9 +46,13 @@ class OrderRoutes:
         role = reader.text("role")
         if role not in tuple(Role):
             refuse("role", role, " or ".join(repr(one.value) for one in Role))
-        _refuse_unknown(reader)
-        self._context.dispatcher.order(worker_id, SwitchRole(Role(role)))
+        self._pass_on(reader, worker_id, SwitchRole(Role(role)))
         await _answer(send, worker_id, "role")
+
+    def _pass_on(self, reader: FieldReader, worker_id: WorkerId, order: WorkerOrder) -> None:
+        is_forced = reader.boolean("force", default=False)
+        _refuse_unknown(reader)
+        self._context.dispatcher.order(worker_id, order, is_forced=is_forced)
 
     async def _reader(self, scope: Scope, receive: Receive) -> FieldReader:
         if not self._context.config.api.keys:

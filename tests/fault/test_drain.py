@@ -55,11 +55,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def drain(cluster: Cluster, worker: str, deadline: str = "60") -> None:
     """Run `dovetail drain`, which returns once the worker has left."""
-    command = [DOVETAIL, "drain", worker, "--url", cluster.url, "--deadline", deadline]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = ordered(cluster, "drain", worker, "--deadline", deadline)
     assert done.returncode == 0, done.stderr
     assert f"{worker} has left" in done.stdout
     expect_left(cluster, worker)
+
+
+def ordered(cluster: Cluster, *order: str) -> subprocess.CompletedProcess[str]:
+    """Run `dovetail drain` or `dovetail role`."""
+    command = [DOVETAIL, *order, "--url", cluster.url]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def expect_left(cluster: Cluster, worker: str) -> None:
@@ -117,6 +122,11 @@ def test_the_last_decode_worker_finishes_what_it_has(start: Start) -> None:
     """SIGTERM is a drain, too; of the prefill worker as of the decode worker."""
     cluster = start(*MOCK)
     wait_live(cluster, "prefill-0", "decode-0")
+    for order in (("drain", "decode-0"), ("role", "decode-0", "prefill")):
+        refused = ordered(cluster, *order)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        (line,) = refused.stderr.splitlines()
+        assert "decode-0 is the last worker that decodes; start another one first" in line
     asked = streams(cluster, 8, 100)
     late = [Asked(cluster.url, prompt_of(2000, 200 + at), 8) for at in range(3)]
     process(cluster, "prefill-0").send_signal(signal.SIGTERM)
@@ -155,7 +165,6 @@ def test_roles_change_under_load(start: Start) -> None:
 
 def switch(cluster: Cluster, worker: str, role: str) -> None:
     """Run `dovetail role`, which returns once the worker has the role."""
-    command = [DOVETAIL, "role", worker, role, "--url", cluster.url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = ordered(cluster, "role", worker, role)
     assert done.returncode == 0, done.stderr
     assert f"{worker} has role {role}" in done.stdout

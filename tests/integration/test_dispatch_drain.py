@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from control_plane.registry import WorkerSeen
+from core.config import DisaggregationConfig
 from core.errors import RequestError
 from core.ids import RequestId, WorkerId
-from core.messages import DrainWorker, MoveRequest, RequestMoved, WorkerLoad
+from core.messages import (
+    DrainWorker,
+    MoveRequest,
+    RequestMoved,
+    SwitchRole,
+    WorkerLoad,
+    WorkerOrder,
+)
 from core.worker_record import Role
 from tests.dispatch_cluster import Cluster, expected, read, running, settle
-from tests.dispatch_workers import FakeWorker, MemoryNetwork
+from tests.dispatch_workers import CONFIG, FakeWorker, MemoryNetwork
 
 pytestmark = pytest.mark.anyio
 
@@ -91,13 +99,13 @@ async def test_a_worker_that_drains_gets_nothing_new_and_its_record_says_so(
     cluster: Cluster,
 ) -> None:
     worker = await cluster.add("d0", Role.DECODE)
-    record = msgspec.structs.replace(worker.record(), is_draining=True)
+    record = replace(worker.record(), is_draining=True)
     cluster.dispatcher.on_worker_change(WorkerSeen(record))
     assert state_of(cluster, "d0") == "draining"
     stream = cluster.start("r", max_tokens=2)
     await asyncio.sleep(0.02)
     assert worker.started == []
-    other_role = msgspec.structs.replace(worker.record(), role=Role.BOTH)
+    other_role = replace(worker.record(), role=Role.BOTH)
     cluster.dispatcher.on_worker_change(WorkerSeen(other_role))
     await cluster.until_one_has("r")
     finish(worker)
@@ -116,9 +124,11 @@ async def test_who_waits_goes_on_where_a_worker_takes_work_again(cluster: Cluste
 
 async def test_orders_reach_their_worker_or_say_why_not(cluster: Cluster) -> None:
     worker = await cluster.add("d0", Role.DECODE)
+    await cluster.add("d1", Role.DECODE)
     cluster.dispatcher.order(worker.name, DrainWorker(3.0))
     await cluster.until(lambda: worker.told == [DrainWorker(3.0)])
-    with pytest.raises(RequestError, match="worker = 'x': is not known; there are: d0") as unknown:
+    unknown_is = "worker = 'x': is not known; there are: d0, d1"
+    with pytest.raises(RequestError, match=unknown_is) as unknown:
         cluster.dispatcher.order(WorkerId("x"), DrainWorker(3.0))
     assert unknown.value.status == 404
     worker.is_listening = False
@@ -128,3 +138,79 @@ async def test_orders_reach_their_worker_or_say_why_not(cluster: Cluster) -> Non
     with pytest.raises(RequestError, match="'d0' cannot be reached now") as away:
         cluster.dispatcher.order(worker.name, DrainWorker(3.0))
     assert away.value.status == 503
+
+
+def refused(cluster: Cluster, name: str, order: WorkerOrder) -> RequestError:
+    with pytest.raises(RequestError) as error:
+        cluster.dispatcher.order(WorkerId(name), order)
+    assert (error.value.status, error.value.code) == (409, "last_worker")
+    return error.value
+
+
+TO_PREFILL, TO_DECODE, TO_BOTH = (SwitchRole(role) for role in Role)
+LEAVE = DrainWorker(3.0)
+
+
+async def test_the_last_worker_that_decodes_stays_unless_it_is_forced(cluster: Cluster) -> None:
+    last = await cluster.add("d0", Role.DECODE)
+    prefill = await cluster.add("p0", Role.PREFILL)
+    assert refused(cluster, "d0", TO_PREFILL).param == "role"
+    assert refused(cluster, "d0", LEAVE).param == "worker"
+    cluster.dispatcher.order(prefill.name, LEAVE)
+    cluster.dispatcher.order(last.name, TO_BOTH)
+    cluster.dispatcher.order(last.name, LEAVE, is_forced=True)
+    await cluster.until(lambda: last.told == [TO_BOTH, LEAVE])
+    assert prefill.told == [LEAVE]
+
+
+async def test_others_count_by_what_they_are_ordered_to_be(cluster: Cluster) -> None:
+    """At once, though they have not said yet that they heard."""
+    order = cluster.dispatcher.order
+    first, second = await cluster.add("d0", Role.DECODE), await cluster.add("d1", Role.DECODE)
+    order(first.name, LEAVE)
+    refused(cluster, "d1", LEAVE)
+    lost = first.stream
+    assert lost is not None
+    lost.close("lost")  # and perhaps the order with it
+    await cluster.until(lambda: first.stream not in (None, lost))
+    await settle()
+    order(second.name, TO_PREFILL)
+    refused(cluster, "d0", TO_PREFILL)
+    order(second.name, TO_BOTH)
+    order(first.name, TO_PREFILL)
+    refused(cluster, "d1", TO_PREFILL)
+    order(second.name, TO_DECODE)
+    refused(cluster, "d1", LEAVE)
+
+
+async def test_who_has_obeyed_counts_as_what_it_is(cluster: Cluster) -> None:
+    first, second = await cluster.add("d0", Role.DECODE), await cluster.add("p0", Role.PREFILL)
+    cluster.dispatcher.order(second.name, TO_DECODE)
+    refused(cluster, "d0", LEAVE)
+    record = replace(second.record(), role=Role.DECODE)
+    cluster.dispatcher.on_worker_change(WorkerSeen(record))
+    cluster.dispatcher.order(first.name, LEAVE)
+    refused(cluster, "p0", LEAVE)
+
+
+async def test_who_drains_or_serves_another_model_is_no_other(cluster: Cluster) -> None:
+    await cluster.add("d0", Role.DECODE)
+    second = await cluster.add("d1", Role.DECODE)
+    await drain(cluster, second)
+    refused(cluster, "d0", LEAVE)
+    cluster.dispatcher.order(second.name, LEAVE)
+    second.say(WorkerLoad())
+    record = replace(second.record(), model="another")
+    cluster.dispatcher.on_worker_change(WorkerSeen(record))
+    await cluster.until(lambda: state_of(cluster, "d1") == "live")
+    refused(cluster, "d0", LEAVE)
+
+
+async def test_in_strict_mode_the_last_prefill_worker_stays() -> None:
+    strict = replace(CONFIG, disaggregation=DisaggregationConfig(fallback="strict"))
+    async with running(MemoryNetwork(), config=strict) as cluster:
+        await cluster.add("d0", Role.DECODE)
+        await cluster.add("p0", Role.PREFILL)
+        assert "last prefill worker" in refused(cluster, "p0", LEAVE).message
+        await cluster.add("b0", Role.BOTH)
+        cluster.dispatcher.order(WorkerId("p0"), LEAVE)

@@ -35,10 +35,14 @@ async def test_orders_are_passed_on() -> None:
         assert (await client.post("/drain", json={"worker": "d1"})).status_code == 200
         switched = await client.post("/role", json={"worker": "d0", "role": "both"})
         assert (switched.status_code, switched.json()) == (200, {"worker": "d0", "order": "role"})
+        forced = {"worker": "d0", "role": "prefill", "force": True}
+        assert (await client.post("/role", json=forced)).status_code == 200
+    assert dispatcher.forced == [False, False, False, True]
     assert dispatcher.orders == [
         ("d0", DrainWorker(5.0)),
         ("d1", DrainWorker(60.0)),
         ("d0", SwitchRole(Role.BOTH)),
+        ("d0", SwitchRole(Role.PREFILL)),
     ]
 
 
@@ -49,6 +53,7 @@ async def test_orders_are_passed_on() -> None:
         ("/drain", {"worker": 3}, "worker"),
         ("/drain", {"worker": "d0", "deadline_s": -1}, "deadline_s"),
         ("/drain", {"worker": "d0", "deadline": 5}, "deadline"),
+        ("/drain", {"worker": "d0", "force": "yes"}, "force"),
         ("/role", {"worker": "d0"}, "role"),
         ("/role", {"worker": "d0", "role": "boss"}, "role"),
         ("/role", {"worker": "d0", "role": "both", "now": True}, "now"),

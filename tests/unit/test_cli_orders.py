@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from core.clock import ManualClock
-from core.errors import DovetailError
+from core.errors import DovetailError, UsageError
 from deploy.api_client import ApiAddress, ApiRefusal
 from deploy.cli import orders
 from deploy.cli.orders import run_drain, run_role
@@ -24,7 +25,7 @@ class Router(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.states: list[dict[str, Any] | None] = []
         self.orders: list[tuple[str, dict[str, Any]]] = []
-        self.refusal = ""
+        self.refusal: tuple[int, str] | None = None
 
     @property
     def address(self) -> ApiAddress:
@@ -47,7 +48,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self._router.orders.append((self.path, body))
         refusal = self._router.refusal
-        self._say(404 if refusal else 200, {"error": {"message": refusal}} if refusal else {})
+        status, message = refusal or (200, "")
+        self._say(status, {"error": {"message": message}} if refusal else {})
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
         """Say nothing."""
@@ -78,18 +80,27 @@ def worker(**changes: Any) -> dict[str, Any]:
     return {"id": "d", "role": "decode", "state": "live", "pid": 7, **changes}
 
 
+def drain(router: Router, *, is_forced: bool = False) -> int:
+    return run_drain(router.address, "d", deadline_s=9.0, is_forced=is_forced, clock=CLOCK)
+
+
+def switch(router: Router) -> int:
+    return run_role(router.address, "d", "both", is_forced=False, clock=CLOCK)
+
+
 def test_drain_returns_once_the_worker_has_left(
     router: Router, capsys: pytest.CaptureFixture[str]
 ) -> None:
     router.states = [worker(), worker(state="draining"), None]
-    assert run_drain(router.address, "d", deadline_s=9.0, clock=CLOCK) == 0
-    assert router.orders == [("/drain", {"worker": "d", "deadline_s": 9.0})]
+    assert drain(router) == 0
+    assert router.orders == [("/drain", {"worker": "d", "deadline_s": 9.0, "force": False})]
     assert capsys.readouterr().out.splitlines()[-1] == "d has left"
 
 
 def test_another_process_in_its_place_means_that_it_has_left(router: Router) -> None:
     router.states = [worker(), worker(pid=8)]
-    assert run_drain(router.address, "d", deadline_s=9.0, clock=CLOCK) == 0
+    assert drain(router, is_forced=True) == 0
+    assert router.orders == [("/drain", {"worker": "d", "deadline_s": 9.0, "force": True})]
 
 
 def test_role_returns_once_the_worker_serves_in_it(
@@ -97,21 +108,32 @@ def test_role_returns_once_the_worker_serves_in_it(
 ) -> None:
     both = {"role": "both"}
     router.states = [worker(), worker(**both, state="draining"), worker(**both)]
-    assert run_role(router.address, "d", "both", clock=CLOCK) == 0
-    assert router.orders == [("/role", {"worker": "d", "role": "both"})]
+    assert switch(router) == 0
+    assert router.orders == [("/role", {"worker": "d", "role": "both", "force": False})]
     assert capsys.readouterr().out.splitlines()[-1] == "d has role both"
 
 
 def test_one_that_does_not_obey_in_time_is_an_error(router: Router) -> None:
     router.states = [worker()]
     with pytest.raises(DovetailError, match="d has not left within 9 s"):
-        run_drain(router.address, "d", deadline_s=9.0, clock=CLOCK)
+        drain(router)
     with pytest.raises(DovetailError, match="d does not have role both yet"):
-        run_role(router.address, "d", "both", clock=CLOCK)
+        switch(router)
 
 
-def test_a_refusal_is_told(router: Router) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        ((404, "worker = 'd': is not known"), UsageError),
+        ((409, "worker = 'd': d is the last worker that decodes"), UsageError),
+        ((503, "worker 'd' cannot be reached now"), ApiRefusal),
+    ],
+)
+def test_a_refusal_is_told(
+    router: Router, refusal: tuple[int, str], kind: type[DovetailError]
+) -> None:
     router.states = [worker()]
-    router.refusal = "worker = 'd': is not known"
-    with pytest.raises(ApiRefusal, match="is not known"):
-        run_drain(router.address, "d", deadline_s=9.0, clock=CLOCK)
+    router.refusal = refusal
+    for order in (drain, switch):
+        with pytest.raises(kind, match=re.escape(refusal[1])):
+            order(router)

@@ -168,14 +168,18 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DrainRequest(msgspec.Struct, kw_only=True):
-    """Which worker leaves; what still runs after `deadline_s` is failed over to others."""
+    """Which worker leaves; what still runs after `deadline_s` is failed over to others. Without
+    `force`, not the last one that serves requests."""
 
     worker: str
     deadline_s: Annotated[float, Meta(ge=0)] | None = None
+    force: bool | None = False
 
 
 class RoleRequest(msgspec.Struct, kw_only=True):
-    """Which worker does what from now on."""
+    """Which worker does what from now on. Without `force`, the last one that serves requests goes
+    on doing so."""
 
     worker: str
     role: Role
+    force: bool | None = False
