@@ -51,6 +51,7 @@ from prefill_pool.worker import PrefillWorker
 
 VOCAB = 997
 EOS = 7
+PATIENCE_S = 60.0
 
 
 class MemoryStream:
@@ -103,7 +104,9 @@ class Answer:
     failed: RequestFailed | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def until(self, condition: Callable[[Answer], bool], timeout_s: float = 10.0) -> Answer:
+    async def until(
+        self, condition: Callable[[Answer], bool], timeout_s: float = PATIENCE_S
+    ) -> Answer:
         async with asyncio.timeout(timeout_s):
             while not condition(self):
                 self.changed.clear()
@@ -375,7 +378,7 @@ class PoolCluster:
 
     async def pushing(self) -> None:
         """Wait until the first write is posted."""
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(PATIENCE_S):
             await self._posted.wait()
 
     def _on_notification(self, notification: Notification) -> None:
@@ -389,7 +392,7 @@ class PoolCluster:
         if event.kind is Kind.POSTED:
             self._loop.call_soon_threadsafe(self._posted.set)
 
-    async def until_idle(self, timeout_s: float = 10.0) -> EngineStats:
+    async def until_idle(self, timeout_s: float = PATIENCE_S) -> EngineStats:
         """Wait until no block of any live worker is in use; then check every invariant."""
         machines = [
             self.decode_machine,
@@ -489,7 +492,7 @@ async def served(answer: Answer, request: EngineRequest) -> Answer:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for what workers tell nobody."""
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             if condition():
                 return

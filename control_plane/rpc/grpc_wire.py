@@ -1,6 +1,7 @@
 """The two ends of one grpc.aio call as `Wire`s, and gRPC's errors as `ConnectionError`.
 
-The method's frames leave as bytes (see `codec`), so it is named here and not taken from stubs.
+The method's frames are bytes to gRPC, so it is named here and not taken from stubs: going out they
+are spliced (see `codec`), and of bytes that are no frame gRPC would log a traceback, no more.
 All that the stubs of grpcio leave untyped is behind `_aio` and `_grpc`.
 """
 
@@ -12,11 +13,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from control_plane.rpc import codec
 
-StreamCall = grpc.aio.StreamStreamCall[bytes, codec.Frame]
-ServerContext = grpc.aio.ServicerContext[codec.Frame, bytes]
+StreamCall = grpc.aio.StreamStreamCall[bytes, bytes]
+ServerContext = grpc.aio.ServicerContext[bytes, bytes]
 
 MAX_FRAME_BYTES = 128 << 20
 """gRPC's bound on one frame, both ways. A prompt of 128k tokens takes 0.4 MB."""
@@ -44,20 +46,16 @@ def new_channel(address: str) -> grpc.aio.Channel:
 
 
 def open_call(channel: grpc.aio.Channel) -> StreamCall:
-    """Start the one method; frames are bytes on the way out."""
+    """Start the one method."""
     untyped: Any = channel
-    return untyped.stream_stream(
-        f"/{_SERVICE}/{_METHOD}", response_deserializer=codec.Frame.FromString
-    )()
+    return untyped.stream_stream(f"/{_SERVICE}/{_METHOD}")()
 
 
 def new_server(method: Callable[[object, ServerContext], Awaitable[None]]) -> grpc.aio.Server:
     """Return a server, not started, of the one method."""
     # Without reuse of ports, a second worker on one port fails instead of getting half of the calls
     server = _aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
-    connect = _grpc.stream_stream_rpc_method_handler(
-        method, request_deserializer=codec.Frame.FromString
-    )
+    connect = _grpc.stream_stream_rpc_method_handler(method)
     server.add_generic_rpc_handlers(
         (_grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: connect}),)
     )
@@ -75,12 +73,13 @@ class ClientWire:
 
         Raises:
             ConnectionError: the connection is lost.
+            ValueError: what came is no frame.
         """
         try:
-            frame: Any = await self._call.read()
+            data: Any = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise ConnectionError(error.details() or error.code().name) from error
-        return None if frame is _aio.EOF else frame
+        return None if data is _aio.EOF else _frame_of(data)
 
     async def write(self, data: bytes) -> None:
         """Hand one frame to gRPC.
@@ -104,9 +103,13 @@ class ServerWire:
         self._context = context
 
     async def read(self) -> codec.Frame | None:
-        """Return the next frame, None once the opener writes no more."""
-        frame: Any = await self._context.read()
-        return None if frame is _aio.EOF else frame
+        """Return the next frame, None once the opener writes no more.
+
+        Raises:
+            ValueError: what came is no frame.
+        """
+        data: Any = await self._context.read()
+        return None if data is _aio.EOF else _frame_of(data)
 
     async def write(self, data: bytes) -> None:
         """Hand one frame to gRPC.
@@ -118,3 +121,10 @@ class ServerWire:
             await self._context.write(data)
         except grpc.aio.BaseError as error:
             raise ConnectionError(str(error)) from error
+
+
+def _frame_of(data: bytes) -> codec.Frame:
+    try:
+        return codec.Frame.FromString(data)
+    except DecodeError as error:
+        raise ValueError(str(error)) from error

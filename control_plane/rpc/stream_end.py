@@ -48,6 +48,7 @@ class Wire(Protocol):
 
         Raises:
             ConnectionError: the connection is lost.
+            ValueError: what came is no frame.
         """
         ...
 
@@ -172,7 +173,7 @@ class StreamEnd:
             except ConnectionError as error:
                 return self._abandon(f"lost {self._peer.name}: {error}")
             except ValueError as error:
-                return self._abandon(f"unreadable frame from {self._peer.name}: {error}")
+                return self._end(f"unreadable frame from {self._peer.name}: {error}")
             if frame is None:
                 return self._abandon(f"{self._peer.name} ended the stream")
             now = self._clock.now()

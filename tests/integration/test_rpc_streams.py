@@ -19,7 +19,13 @@ from msgspec.structs import replace
 
 from control_plane.rpc import codec, stream_end
 from control_plane.rpc.client import connect
-from control_plane.rpc.grpc_wire import ClientWire, new_channel, open_call
+from control_plane.rpc.grpc_wire import (
+    ClientWire,
+    ServerContext,
+    new_channel,
+    new_server,
+    open_call,
+)
 from control_plane.rpc.interface import Stream
 from control_plane.rpc.peer_watch import PeerWatch
 from control_plane.rpc.refusals import PeersRefused
@@ -243,13 +249,45 @@ async def test_whoever_says_no_hello_is_sent_away() -> None:
         await channel.close(None)
 
 
-async def test_an_unreadable_frame_ends_the_stream() -> None:
+UNKNOWN_KIND = bytes([0x12, 0x03, 0xFA, 0x7F, 0x00])
+NO_FRAME = b"\xff"
+
+
+@pytest.mark.parametrize("frame", [UNKNOWN_KIND, NO_FRAME])
+async def test_an_unreadable_frame_ends_the_stream(
+    frame: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both sides hear why, and nobody's log has a traceback."""
     async with serving() as (address, worker):
-        unknown_kind = bytes([0x12, 0x03, 0xFA, 0x7F, 0x00])
-        _, channel = await raw_stream(address, codec.encode_hello(ROUTER), unknown_kind)
+        wire, channel = await raw_stream(address, codec.encode_hello(ROUTER), frame)
         await worker.next("open")
         assert "unreadable frame from router-0" in await worker.next("closed")
+        goodbye = ""
+        while (said := await wire.read()) is not None:
+            goodbye = said.closing
+        assert "unreadable frame from router-0" in goodbye
         await channel.close(None)
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("frame", [UNKNOWN_KIND, NO_FRAME])
+async def test_so_it_does_at_the_opener_s_end(
+    frame: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def worker(_: object, context: ServerContext) -> None:
+        await context.read()
+        await context.write(codec.encode_hello(WORKER))
+        await context.write(frame)
+        await context.read()
+
+    server, router = new_server(worker), Recorder()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await connect(f"127.0.0.1:{port}", ROUTER, router, config=CONFIG, clock=CLOCK)
+    await router.next("open")
+    assert "unreadable frame from decode-0" in await router.next("closed")
+    await server.stop(5.0)
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_port_in_use_is_said_in_one_line() -> None:
