@@ -70,17 +70,17 @@ class _Product:
         self, table: Any, kind: WeightType, out_features: int, in_features: int, rows: int
     ) -> None:
         self._table, self._rows, self._out_features = table, rows, out_features
-        sizes = (ctypes.c_int64 * 3)()
+        sizes = (ctypes.c_int64 * 4)()
         table.packed_sizes(kind, out_features, in_features, ctypes.byref(sizes))
         self._memory = [_aligned(size) for size in sizes]
         group = 64 if kind is WeightType.INT8 else 1
-        data, scales, minimums = (_address(memory) for memory in self._memory)
-        self._matrix = Matrix(kind, out_features, in_features, group, data, scales, minimums, None)
+        parts = [_address(memory) for memory in self._memory]
+        self._matrix = Matrix(kind, out_features, in_features, group, *parts, None)
         values = np.ones((64, in_features), np.float32)
         for first in range(0, out_features, 64):
             count = min(64, out_features - first)
             table.pack_rows(ctypes.byref(self._matrix), _address(values), first, count, False)
-        self._inputs = [_aligned(rows * in_features * size) for size in (4, 1, 1, 1)]
+        self._inputs = [_aligned(rows * in_features * size) for size in (4, 1, 1, 1, 1, 1)]
         self._inputs[0].view(np.float32)[:] = 1
         self._activations = Activations(
             _address(self._inputs[0]), in_features, *map(_address, self._inputs[1:])

@@ -36,7 +36,7 @@ def run() -> Iterator[Figure]:
 
 def _measure(table: Any, weight_type: WeightType, num_rows: int) -> float:
     """Return the fastest call's 10^9 operations a second, two a multiply-add."""
-    sizes = (ctypes.c_int64 * 3)()
+    sizes = (ctypes.c_int64 * 4)()
     table.packed_sizes(weight_type, _OUT, _IN, ctypes.byref(sizes))
     copies = 1 if num_rows > 8 else _COLD_BYTES // sum(sizes) + 1
     layers, memory = _layers(weight_type, list(sizes), copies)
@@ -80,17 +80,22 @@ def _layers(
             data=at[i],
             scales=at[i + 1],
             minimums=at[i + 2],
+            sums=at[i + 3],
             bias=None,
         )
-        for i in range(0, len(at), 3)
+        for i in range(0, len(at), 4)
     ]
     return layers, memory
 
 
 def _rows(num_rows: int) -> tuple[Activations, list[Any]]:
     """Return rows of ones, and their memory."""
-    memory = [np.ones((num_rows, _IN), np.float32), np.zeros((num_rows, _IN), np.int8)]
-    memory += [np.zeros((num_rows, _IN // 32), np.int32) for _ in range(2)]
-    values, quants, scales, sums = (part.ctypes.data for part in memory)
-    struct = Activations(values=values, ld=_IN, quants=quants, scales=scales, sums=sums)
+    memory: list[Any] = [
+        np.ones((num_rows, _IN), np.float32),
+        np.zeros((num_rows, _IN), np.int8),
+    ]
+    memory += [np.zeros((num_rows, _IN // 32), np.int32) for _ in range(3)]
+    memory.append(np.zeros(num_rows, np.uint64))
+    values, quants, scales, sums, middles, centred = (part.ctypes.data for part in memory)
+    struct = Activations(values, _IN, quants, scales, sums, middles, centred)
     return struct, memory

@@ -24,6 +24,19 @@ GROUPS = {
 }
 
 
+def rotate(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return rows as int8 rounds them, in groups of 64: sums and differences of 16 elements each.
+
+    It is its own inverse, but for a factor of 16.
+    """
+    plus_minus = np.array([[1, 1], [1, -1]])
+    four = np.kron(plus_minus, plus_minus)  # Hadamard's
+    turned = np.kron(four, np.kron(np.eye(4), four))
+    padded = np.zeros((len(x), -(-x.shape[1] // 64) * 64))
+    padded[:, : x.shape[1]] = x
+    return (padded.reshape(len(x), -1, 64) @ turned).reshape(padded.shape)
+
+
 def aligned(num_bytes: int, fill: int = 0) -> npt.NDArray[np.uint8]:
     """Return uint8 [num_bytes] that starts on 64 bytes."""
     memory = np.full(num_bytes + 64, fill, np.uint8)
@@ -48,6 +61,11 @@ class Rows:
         """[rows * groups], and what lies behind."""
         return self.memory[2].view(np.float32)
 
+    @property
+    def middles(self) -> Floats:
+        """Likewise; of GGUF types."""
+        return self.memory[4].view(np.float32)
+
 
 class NativeLinear:
     """One packed layer; `rows` are float32 [out, in] or, for GGUF types, uint8 [out, row bytes]."""
@@ -61,16 +79,19 @@ class NativeLinear:
         *,
         bias: Floats | None = None,
         interleave: bool = False,
+        centred: bool = True,
     ) -> None:
         self.table, self.type = table, weight_type
         self.out_features, self.in_features = len(rows), in_features
         self.panels = (len(rows) + 15) // 16
         if interleave:
             self.panels = 2 * ((len(rows) // 2 + 15) // 16)
-        sizes = (c_int64 * 3)()
+        sizes = (c_int64 * 4)()
         table.packed_sizes(weight_type, self.out_features, in_features, ctypes.byref(sizes))
         self.memory = [aligned(size) for size in sizes]
-        data, scales, minimums = (part.ctypes.data if len(part) else None for part in self.memory)
+        data, scales, minimums, sums = (
+            part.ctypes.data if len(part) else None for part in self.memory
+        )
         self.bias = aligned(self.panels * 64).view(np.float32)
         if bias is not None:
             self.bias[: len(bias)] = bias
@@ -82,8 +103,10 @@ class NativeLinear:
             data=data,
             scales=scales,
             minimums=minimums,
+            sums=sums if centred else None,
             bias=None if bias is None else self.bias.ctypes.data,
         )
+        self.centred = self.matrix.sums is not None
         self._pack(rows, interleave=interleave)
 
     def _pack(self, rows: npt.NDArray[Any], *, interleave: bool) -> None:
@@ -100,9 +123,9 @@ class NativeLinear:
         ld = -(-self.in_features // 64) * 64
         values = aligned(len(x) * ld * 4).view(np.float32).reshape(len(x), ld)
         values[:, : self.in_features] = x
-        memory = (values, *(aligned(len(x) * ld * size, 0xEE) for size in (1, 4, 4)))
-        at = [part.ctypes.data for part in memory]
-        struct = Activations(values=at[0], ld=ld, quants=at[1], scales=at[2], sums=at[3])
+        memory = (values, *(aligned(len(x) * ld * size, 0xEE) for size in (1, 4, 4, 4, 1)))
+        first, *rest = (part.ctypes.data for part in memory)
+        struct = Activations(first, ld, *rest)
         for row in range(len(x)):
             self.table.prepare_row(ctypes.byref(self.matrix), ctypes.byref(struct), row)
         return Rows(struct, memory)
@@ -135,6 +158,16 @@ class NativeLinear:
             epilogue,
         )
         return result
+
+    def multiplied_weights(self) -> npt.NDArray[np.float64]:
+        """Return what int8 multiplies: rotated weights, float64 [out, padded in]."""
+        padded = -(-self.in_features // 64) * 64
+        data, scales = self.memory[:2]
+        quads = data.reshape(-1, padded // 4, 16, 4).transpose(0, 2, 1, 3)
+        quants = quads.reshape(-1, padded // 64, 64).astype(np.float64) - 128
+        by_group = scales.view(np.float32).reshape(-1, padded // 64, 16).transpose(0, 2, 1)
+        weights = quants * by_group.reshape(-1, padded // 64, 1)
+        return weights.reshape(-1, padded)[: self.out_features]
 
     def unpack(self, row: int) -> Floats:
         """Return one row of the weight, float32 [in]."""

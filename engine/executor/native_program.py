@@ -87,6 +87,21 @@ class NativeProgram(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(op.matrix for op in self.ops if op.matrix is not None))
 
     @property
+    def centred_matrices(self) -> frozenset[MatrixSource]:
+        """Those whose inputs the kernels round with more care (`csrc/quantize.inl`): of the logits,
+        and of what is stored as it comes (queries, keys, values). Measured, their inputs' rounding
+        costs the most accuracy for their size."""
+        return frozenset(
+            op.matrix
+            for op in self.ops
+            if op.matrix is not None
+            and (
+                op.kind is OpKind.LOGITS
+                or (op.kind is OpKind.LINEAR and op.epilogue is Epilogue.STORE)
+            )
+        )
+
+    @property
     def vectors(self) -> list[VectorSource]:
         """Likewise."""
         return list(dict.fromkeys(op.vector for op in self.ops if op.vector is not None))

@@ -1,6 +1,6 @@
 """Weights packed for the native kernels, in one stretch of memory that workers can share.
 
-    matrix     data | scales | minimums | bias        each from a multiple of 64 bytes on
+    matrix     data | scales | minimums | sums | bias     each from a multiple of 64 bytes on
     vector     float32
 
 Where everything lies follows from the program, the types and the kernels' sizes alone, so a file of
@@ -21,7 +21,7 @@ from engine.kernels.cpu.abi import Matrix, WeightType
 from engine.models.tensor_shapes import Shape
 from engine.models.weights import StoredWeight, Weights
 
-PACKING_VERSION: Final = 1
+PACKING_VERSION: Final = 2
 """Raised with every change of what packed bytes mean."""
 
 WeightsKind = Literal["f32", "bf16", "int8", "native"]
@@ -81,6 +81,7 @@ class _Place(NamedTuple):
     data: int | None
     scales: int | None
     minimums: int | None
+    sums: int | None
     bias: int | None
 
 
@@ -108,8 +109,9 @@ class WeightLayout:
     ) -> None:
         self._table = table
         self.num_bytes = 0
+        centred = program.centred_matrices
         self._matrices = {
-            source: self._place(source, type_of(source, kind, dtypes))
+            source: self._place(source, type_of(source, kind, dtypes), has_sums=source in centred)
             for source in program.matrices
         }
         self._vectors: dict[VectorSource, int] = {}
@@ -117,13 +119,14 @@ class WeightLayout:
             self._vectors[source] = self.num_bytes
             self._take(4 * sum(shapes[name][0] * count for name, count in source.parts))
 
-    def _place(self, source: MatrixSource, kind: WeightType) -> _Place:
-        sizes = (ctypes.c_int64 * 3)()
+    def _place(self, source: MatrixSource, kind: WeightType, *, has_sums: bool) -> _Place:
+        sizes = (ctypes.c_int64 * 4)()
         self._table.packed_sizes(kind, source.out_features, source.in_features, ctypes.byref(sizes))
+        if not has_sums:
+            sizes[3] = 0
         # An even number of panels: interleaved halves of 8 outputs are two.
         bias_bytes = 4 * -(-source.out_features // (2 * PANEL)) * 2 * PANEL if source.biases else 0
-        data, scales, minimums, bias = (self._take(size) for size in (*sizes, bias_bytes))
-        return _Place(kind, data, scales, minimums, bias)
+        return _Place(kind, *(self._take(size) for size in (*sizes, bias_bytes)))
 
     def _take(self, num_bytes: int) -> int | None:
         if not num_bytes:
@@ -192,6 +195,7 @@ class WeightLayout:
             data=address(place.data),
             scales=address(place.scales),
             minimums=address(place.minimums),
+            sums=address(place.sums),
             bias=address(place.bias),
         )
 

@@ -26,7 +26,7 @@ KINDS = {
     "default": EngineConfig(executor="native"),
     "int8": EngineConfig(executor="native", weights="int8", kv_dtype="int8"),
 }
-LARGEST_KL = {"exact": 1e-6, "default": 0.02, "int8": 0.03}
+LARGEST_KL = {"exact": 1e-6, "default": 0.008, "int8": 0.01}
 
 
 @pytest.fixture(scope="module")

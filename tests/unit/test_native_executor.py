@@ -54,6 +54,23 @@ class Tiny:
         return StepDriver(self.path, num_blocks, config, table)
 
 
+def test_inputs_of_logits_and_of_queries_keys_and_values_are_rounded_with_more_care(
+    tmp_path: Path,
+) -> None:
+    tiny = Tiny(tmp_path, "Q4_1")
+    model = load_model(read_spec(tiny.path), tiny.path, "native")
+    careful = {
+        name
+        for source in model.program.matrices
+        for name, _ in source.parts
+        if model.places.matrix(source, model.memory).sums is not None
+    }
+    wanted = {"q_proj", "k_proj", "v_proj", "lm_head", "embed_tokens"}
+    assert careful
+    assert {name.split(".")[-2] for name in careful} <= wanted
+    assert {"q_proj", "k_proj", "v_proj"} <= {name.split(".")[-2] for name in careful}
+
+
 @pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("kv_dtype", CACHE_ERRORS)
 def test_logits_never_depend_on_what_else_is_computed(

@@ -59,6 +59,7 @@ class Matrix(Structure):
         ("data", c_void_p),
         ("scales", c_void_p),
         ("minimums", c_void_p),
+        ("sums", c_void_p),
         ("bias", c_void_p),
     )
 
@@ -72,6 +73,8 @@ class Activations(Structure):
         ("quants", c_void_p),
         ("scales", c_void_p),
         ("sums", c_void_p),
+        ("middles", c_void_p),
+        ("centred", c_void_p),
     )
 
 
@@ -253,7 +256,7 @@ class KernelTable(Structure):
     _fields_ = (
         ("name", c_char_p),
         ("is_supported", _CALL(_BOOL)),
-        ("packed_sizes", _CALL(None, _INT, _INT, _INT, POINTER(c_int64 * 3))),
+        ("packed_sizes", _CALL(None, _INT, _INT, _INT, POINTER(c_int64 * 4))),
         ("pack_rows", _CALL(None, POINTER(Matrix), _POINTER, _INT, _INT, _BOOL)),
         ("prepare_row", _CALL(None, POINTER(Matrix), POINTER(Activations), _INT)),
         (

@@ -13,7 +13,7 @@ from core.environment import native_library
 from core.errors import ModelError
 from engine.kernels.cpu.abi import DrawItem, KernelTable, ModelShape, StepInputs
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 _BUILT = Path(__file__).with_name("native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
 
 

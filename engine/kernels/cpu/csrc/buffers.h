@@ -52,7 +52,8 @@ class Register {
       rows_ = rows;
       const int64_t groups = ld_ / 32;  // of the smallest size that a weight type has
       activations_ = {values_.reserve(rows * ld_), ld_, quants_.reserve(rows * ld_),
-                      scales_.reserve(rows * groups), sums_.reserve(rows * groups)};
+                      scales_.reserve(rows * groups), sums_.reserve(rows * groups),
+                      middles_.reserve(rows * groups), centred_.reserve(rows * ((groups + 63) / 64))};
     }
     return activations_;
   }
@@ -66,6 +67,8 @@ class Register {
   Aligned<int8_t> quants_;
   AlignedFloats scales_;
   Aligned<int32_t> sums_;
+  AlignedFloats middles_;
+  Aligned<uint64_t> centred_;
 };
 
 }  // namespace dovetail

@@ -42,6 +42,9 @@ DT_INLINE I32x16 dot4(I32x16 sum, Bytes64 weights, int32_t quad) { return dot8(s
 DT_INLINE F32x16 load_f16(const uint16_t* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
+DT_INLINE F32x16 load_int16(const int16_t* from) {
+  return to_float(_mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+}
 // Rounds 16 values, each within [-127.5, 127.5], and returns their sum lane by lane.
 DT_INLINE I32x16 round_to_bytes(int8_t* to, F32x16 x) {
   const __m512i whole = _mm512_cvtps_epi32(x);
@@ -49,7 +52,6 @@ DT_INLINE I32x16 round_to_bytes(int8_t* to, F32x16 x) {
   return whole;
 }
 DT_INLINE I32x16 add_int(I32x16 a, I32x16 b) { return _mm512_add_epi32(a, b); }
-DT_INLINE int32_t sum_of_ints(I32x16 x) { return _mm512_reduce_add_epi32(x); }
 
 #elif defined(__AVX2__)
 
@@ -97,6 +99,11 @@ DT_INLINE F32x16 load_f16(const uint16_t* from) {
   const auto* at = reinterpret_cast<const __m128i*>(from);
   return {widen_f16(_mm_loadu_si128(at)), widen_f16(_mm_loadu_si128(at + 1))};
 }
+DT_INLINE F32x16 load_int16(const int16_t* from) {
+  const auto* at = reinterpret_cast<const __m128i*>(from);
+  const I32x16 wide = {_mm256_cvtepi16_epi32(_mm_loadu_si128(at)), _mm256_cvtepi16_epi32(_mm_loadu_si128(at + 1))};
+  return to_float(wide);
+}
 DT_INLINE I32x16 round_to_bytes(int8_t* to, F32x16 x) {
   const I32x16 whole = {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)};
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(whole.low, whole.high), 0xd8);
@@ -106,11 +113,6 @@ DT_INLINE I32x16 round_to_bytes(int8_t* to, F32x16 x) {
 }
 DT_INLINE I32x16 add_int(I32x16 a, I32x16 b) {
   return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
-}
-DT_INLINE int32_t sum_of_ints(I32x16 x) {
-  alignas(32) int32_t lane[8];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(lane), _mm256_add_epi32(x.low, x.high));
-  return lane[0] + lane[1] + lane[2] + lane[3] + lane[4] + lane[5] + lane[6] + lane[7];
 }
 
 #else
@@ -151,6 +153,11 @@ DT_INLINE F32x16 load_f16(const uint16_t* from) {
   for (int i = 0; i < kLanes; ++i) result.lane[i] = from_f16(from[i]);
   return result;
 }
+DT_INLINE F32x16 load_int16(const int16_t* from) {
+  F32x16 result;
+  for (int i = 0; i < kLanes; ++i) result.lane[i] = static_cast<float>(from[i]);
+  return result;
+}
 DT_INLINE I32x16 round_to_bytes(int8_t* to, F32x16 x) {
   I32x16 whole;
   for (int i = 0; i < kLanes; ++i) whole.lane[i] = static_cast<int32_t>(__builtin_rintf(x.lane[i]));
@@ -160,11 +167,6 @@ DT_INLINE I32x16 round_to_bytes(int8_t* to, F32x16 x) {
 DT_INLINE I32x16 add_int(I32x16 a, I32x16 b) {
   for (int i = 0; i < kLanes; ++i) a.lane[i] += b.lane[i];
   return a;
-}
-DT_INLINE int32_t sum_of_ints(I32x16 x) {
-  int32_t sum = 0;
-  for (int i = 0; i < kLanes; ++i) sum += x.lane[i];
-  return sum;
 }
 
 #endif

@@ -1,7 +1,8 @@
 // Quantized weights and activations: exact integer dot products within a group, then one scale.
 //
 //   out = sum over groups, in order, of  weight scale * activation scale * dot
-//         and for Q4_1 of                minimum * (activation scale * sum of activation quants)
+//         and for Q4_1 of                minimum * sum of rounded activations
+//         and of groups with a middle    middle * sum of the group's weights (without minimum)
 #pragma once
 
 #include "dot.inl"
@@ -90,6 +91,32 @@ struct QuantizedWeights {
     }
   }
 
+  // What `quantize_centred` took from some groups of these rows. A row without a middle there adds
+  // zero, so a row's sums do not depend on its neighbours.
+  template <int kRows, int kPanels>
+  DT_INLINE void add_middles(const Matrix& matrix, int32_t panel, int64_t groups, const Activations& from,
+                             int32_t row, F32x16 (&sums)[kRows][kPanels]) {
+    const int64_t words = words_of(groups), next_panel = groups * kPanel;
+    for (int64_t word = 0; word < words; ++word) {
+      uint64_t bits = 0;
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) bits |= from.centred[(row + r) * words + word];
+      for (; bits != 0; bits &= bits - 1) {
+        const int64_t group = word * 64 + __builtin_ctzll(bits);
+        const int64_t at = panel * next_panel + group * kPanel;
+        const float* middles = from.middles + row * groups + group;
+        const auto* weight_sums = static_cast<const int16_t*>(matrix.sums) + sums_at(matrix, panel, group);
+        __builtin_prefetch(weight_sums + 8 * kPanel);
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+          const F32x16 total = mul(load_scales(matrix.scales, at + p * next_panel), load_int16(weight_sums + p * kPanel));
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) sums[r][p] = fma(total, splat(middles[r * groups]), sums[r][p]);
+        }
+      }
+    }
+  }
+
   template <int kRows, int kPanels>
   DT_INLINE void accumulate(const Matrix& matrix, int32_t panel, const Activations& from, int32_t row,
                             F32x16 (&sums)[kRows][kPanels]) {
@@ -112,6 +139,8 @@ struct QuantizedWeights {
       else dot_group8(weights, next_panel, x, padded, dots);
       add_scaled(matrix, scales + g * kPanel, groups, x_scales + g, x_sums + g, dots, sums);
     }
+    if constexpr (kType != WeightType::kInt8)
+      if (matrix.sums != nullptr) add_middles(matrix, panel, groups, from, row, sums);
   }
 };
 

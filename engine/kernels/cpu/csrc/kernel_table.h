@@ -30,6 +30,8 @@ struct Matrix {
   const void* data;
   const void* scales;    // per panel: [groups][16], float32 (int8) or float16 (GGUF types); null for f32 and bf16
   const void* minimums;  // likewise, Q4_1 only: added to scale * q
+  const void* sums;      // int16 [groups][panels][16], GGUF types: of the group's quants without their offset.
+                         // Null: rows are rounded without middles, in less time and with less precision
   const float* bias;
 };
 
@@ -40,6 +42,8 @@ struct Activations {
   int8_t* quants;    // [rows][padded in_features]: quantized types read these three
   float* scales;     // [rows][groups]
   int32_t* sums;     // [rows][groups]: of the group's quants, times what the weights want (quantize.inl)
+  float* middles;    // [rows][groups]: taken from the group before rounding, mostly 0; read of matrices with sums
+  uint64_t* centred; // [rows][ceil(groups / 64)]: bits of groups whose middle is not 0; likewise
 };
 
 enum class Epilogue : int32_t {
@@ -107,8 +111,8 @@ struct KernelTable {
   bool (*is_supported)();
 
   // -- linear layers (gemm.inl, quantize.inl, pack.inl)
-  // Bytes of a packed matrix: [0] data, [1] scales, [2] minimums.
-  void (*packed_sizes)(WeightType type, int32_t out_features, int32_t in_features, int64_t sizes[3]);
+  // Bytes of a packed matrix: [0] data, [1] scales, [2] minimums, [3] sums.
+  void (*packed_sizes)(WeightType type, int32_t out_features, int32_t in_features, int64_t sizes[4]);
   // Pack rows [first_row, first_row + num_rows) of a matrix from float32 [num_rows, in_features]; Q
   // types from the file's own blocks. With `interleave`, row r of the file goes to the panel that
   // kGatedSilu wants: gate rows first, then up rows, each out_features / 2.

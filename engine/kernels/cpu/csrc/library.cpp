@@ -22,7 +22,7 @@ const dovetail::KernelTable* tables[] = {
 extern "C" {
 
 // Raised with every change of a struct or of what a function means.
-int32_t dovetail_abi_version() { return 2; }
+int32_t dovetail_abi_version() { return 3; }
 
 const char* dovetail_error() { return last_error.c_str(); }
 

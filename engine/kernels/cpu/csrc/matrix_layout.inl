@@ -7,7 +7,8 @@
 //   8 bits  [k / 4][16][4]   unsigned: quant + 128
 //   4 bits  [k / 8][16][4]   byte i of a lane: feature k + i in its low half, k + 4 + i in its high
 // Scales and minimums stand beside it, [panel][group][16]: float32 for int8, and for the GGUF types
-// the file's own float16.
+// the file's own float16. Sums of quants stand [group][panel][16], as 16 bits: few groups' are read,
+// and these of all panels.
 //
 // All memory is zero before the first row is packed: padding has a scale of zero.
 #pragma once
@@ -58,6 +59,14 @@ DT_INLINE int64_t panel_bytes(WeightType type, int32_t in_features) {
 DT_INLINE int64_t groups_of(WeightType type, int32_t in_features) {
   return padded_inputs(type, in_features) / group_of(type);
 }
+
+// Where the 16 sums of a panel's group start.
+DT_INLINE int64_t sums_at(const Matrix& matrix, int64_t panel, int64_t group) {
+  return (group * (round_up(matrix.out_features, 2 * kPanel) / kPanel) + panel) * kPanel;
+}
+
+// 64-bit words of a bit a group.
+DT_INLINE int64_t words_of(int64_t groups) { return (groups + 63) / 64; }
 
 // Where the 16 scales of a panel's group start.
 DT_INLINE int64_t scales_at(const Matrix& matrix, int64_t panel, int64_t group) {

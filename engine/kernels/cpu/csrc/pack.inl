@@ -1,7 +1,7 @@
 // Packing of a linear layer's rows into panels, and the way back for one row (see matrix_layout.inl).
 #pragma once
 
-#include "matrix_layout.inl"
+#include "rotation.inl"
 
 namespace dovetail {
 namespace {
@@ -45,14 +45,17 @@ DT_INLINE void pack_int8(const Matrix& to, Place at, const float* row) {
   uint8_t* panel = panel_to_fill(to, at.panel);
   auto* scales = static_cast<float*>(const_cast<void*>(to.scales));
   for (int first = 0, group = 0; first < to.in_features; first += kInt8Group, ++group) {
+    alignas(64) float rotated[kInt8Group] = {};
     const int count = to.in_features - first < kInt8Group ? to.in_features - first : kInt8Group;
-    const float largest = largest_in_row(row + first, count);
+    std::memcpy(rotated, row + first, static_cast<size_t>(count) * sizeof(float));
+    rotate_weights(rotated, kRotationFactor, rotated);
+    const float largest = largest_in_row(rotated, kInt8Group);
     const bool is_zero = largest < kSmallestGroup;
     scales[scales_at(to, at.panel, group) + at.lane] = is_zero ? 0.0f : largest / kLargestQuant;
     const float inverse = is_zero ? 0.0f : kLargestQuant / largest;
-    for (int k = first; k < first + kInt8Group; ++k) {
-      const float scaled = k < to.in_features ? row[k] * inverse : 0.0f;
-      panel[byte_of_8(k, at.lane)] = static_cast<uint8_t>(static_cast<int>(__builtin_rintf(scaled)) + kOffset8);
+    for (int k = 0; k < kInt8Group; ++k) {
+      const int quant = static_cast<int>(__builtin_rintf(rotated[k] * inverse));
+      panel[byte_of_8(first + k, at.lane)] = static_cast<uint8_t>(quant + kOffset8);
     }
   }
 }
@@ -61,6 +64,17 @@ DT_INLINE uint16_t half_at(const uint8_t* bytes) {
   uint16_t half;
   std::memcpy(&half, bytes, sizeof half);
   return half;
+}
+
+// Of a block's quants as they count: a weight is scale * quant (+ minimum).
+DT_INLINE int16_t sum_of_block(WeightType type, const uint8_t* quants) {
+  int sum = type == WeightType::kQ4_0 ? -kOffsetQ4_0 * kGgufGroup : 0;
+  if (is_four_bits(type)) {
+    for (int i = 0; i < kGgufGroup / 2; ++i) sum += (quants[i] & 15) + (quants[i] >> 4);
+  } else {
+    for (int i = 0; i < kGgufGroup; ++i) sum += static_cast<int8_t>(quants[i]);
+  }
+  return static_cast<int16_t>(sum);
 }
 
 DT_INLINE void put_half(const void* halves, int64_t at, uint16_t half) {
@@ -100,6 +114,8 @@ DT_INLINE void pack_gguf(const Matrix& to, Place at, const uint8_t* blocks) {
     put_half(to.scales, scale, half_at(blocks));
     if (has_minimum) put_half(to.minimums, scale, half_at(blocks + 2));
     const uint8_t* quants = blocks + (has_minimum ? 4 : 2);
+    if (to.sums != nullptr)
+      put_half(to.sums, sums_at(to, at.panel, group) + at.lane, static_cast<uint16_t>(sum_of_block(to.type, quants)));
     if (is_four_bits(to.type)) pack_q4_block(panel, first, at.lane, quants);
     else pack_q8_block(panel, first, at.lane, quants);
     blocks += block_bytes(to.type);
@@ -125,7 +141,7 @@ void pack_rows(const Matrix* to, const void* rows, int32_t first_row, int32_t nu
   }
 }
 
-void packed_sizes(WeightType type, int32_t out_features, int32_t in_features, int64_t sizes[3]) {
+void packed_sizes(WeightType type, int32_t out_features, int32_t in_features, int64_t sizes[4]) {
   // An even number of panels: interleaved halves of 8 outputs are two panels.
   const int64_t panels = round_up(out_features, 2 * kPanel) / kPanel;
   const int64_t scales = panels * groups_of(type, in_features) * kPanel;
@@ -133,16 +149,29 @@ void packed_sizes(WeightType type, int32_t out_features, int32_t in_features, in
   sizes[0] = panels * panel_bytes(type, in_features);
   sizes[1] = is_gguf ? scales * 2 : type == WeightType::kInt8 ? scales * 4 : 0;
   sizes[2] = type == WeightType::kQ4_1 ? scales * 2 : 0;
+  sizes[3] = is_gguf ? scales * 2 : 0;
 }
 
-DT_INLINE void unpack_quants(const Matrix& matrix, Place at, float* out) {
+DT_INLINE void unpack_int8(const Matrix& matrix, Place at, float* out) {
   const uint8_t* panel = panel_data(matrix, at.panel);
-  const bool is_int8 = matrix.type == WeightType::kInt8;
-  const int group = group_of(matrix.type);
+  const auto* scales = static_cast<const float*>(matrix.scales);
+  for (int first = 0, group = 0; first < matrix.in_features; first += kInt8Group, ++group) {
+    const float scale = scales[scales_at(matrix, at.panel, group) + at.lane];
+    alignas(64) float row[kInt8Group];
+    for (int k = 0; k < kInt8Group; ++k) {
+      row[k] = scale * static_cast<float>(panel[byte_of_8(first + k, at.lane)] - kOffset8);
+    }
+    rotate_weights(row, 1.0f, row);
+    const int count = matrix.in_features - first < kInt8Group ? matrix.in_features - first : kInt8Group;
+    std::memcpy(out + first, row, static_cast<size_t>(count) * sizeof(float));
+  }
+}
+
+DT_INLINE void unpack_gguf(const Matrix& matrix, Place at, float* out) {
+  const uint8_t* panel = panel_data(matrix, at.panel);
   for (int k = 0; k < matrix.in_features; ++k) {
-    const int64_t scale_index = scales_at(matrix, at.panel, k / group) + at.lane;
-    const float scale = is_int8 ? static_cast<const float*>(matrix.scales)[scale_index]
-                                : from_f16(static_cast<const uint16_t*>(matrix.scales)[scale_index]);
+    const int64_t scale_index = scales_at(matrix, at.panel, k / kGgufGroup) + at.lane;
+    const float scale = from_f16(static_cast<const uint16_t*>(matrix.scales)[scale_index]);
     if (!is_four_bits(matrix.type)) {
       out[k] = scale * static_cast<float>(panel[byte_of_8(k, at.lane)] - kOffset8);
       continue;
@@ -162,8 +191,10 @@ void unpack_row(const Matrix* matrix, int32_t row, float* out) {
   } else if (matrix->type == WeightType::kBf16) {
     const auto* from = reinterpret_cast<const uint16_t*>(panel) + at.lane * 2;
     for (int k = 0; k < matrix->in_features; ++k) out[k] = from_bf16(from[(k & ~1) * kPanel + (k & 1)]);
+  } else if (matrix->type == WeightType::kInt8) {
+    unpack_int8(*matrix, at, out);
   } else {
-    unpack_quants(*matrix, at, out);
+    unpack_gguf(*matrix, at, out);
   }
 }
 

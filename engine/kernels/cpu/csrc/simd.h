@@ -370,12 +370,26 @@ DT_INLINE I32x16 dot_bytes(I32x16 sum, I32x16 a, int32_t b) {
 
 #endif
 
-// The first n < 16 of what stands there, then zeros.
+// The first n <= 16 of what stands there, then zeros; and to there.
+#if defined(__AVX512F__)
+DT_INLINE F32x16 load_some(const float* from, int n) {
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1u), from);
+}
+DT_INLINE void store_some(float* to, F32x16 x, int n) {
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << n) - 1u), x);
+}
+#else
 DT_INLINE F32x16 load_some(const float* from, int n) {
   alignas(64) float lane[kLanes] = {};
   for (int i = 0; i < n; ++i) lane[i] = from[i];
   return load(lane);
 }
+DT_INLINE void store_some(float* to, F32x16 x, int n) {
+  alignas(64) float lane[kLanes];
+  store(lane, x);
+  for (int i = 0; i < n; ++i) to[i] = lane[i];
+}
+#endif
 // ((0+8)+(4+12)) + ... : halves are folded onto each other.
 DT_INLINE float sum_of(F32x16 x) {
   alignas(64) float lane[kLanes];
