@@ -33,7 +33,7 @@ Runner::Runner(const KernelTable& kernels, const ModelShape& shape, int num_thre
       registers_(make_registers(shape)),
       scratch_(static_cast<size_t>(num_threads)),
       logits_ld_(round_up(shape.vocab_size, 64)),
-      next_(new std::atomic<int>[static_cast<size_t>(shape.num_ops)]) {
+      prepared_(static_cast<size_t>(num_threads)) {
   for (int i = 0; i < num_threads; ++i) {
     private_.push_back(make_registers(shape));
     for (auto& one : private_.back()) one.reserve(kPrivateRows);
@@ -44,7 +44,7 @@ Runner::Runner(const KernelTable& kernels, const ModelShape& shape, int num_thre
   check_ops();
 }
 
-// The head is what `run_head` can run: select, norm, logits.
+// The head is what `list_head` can list: select, norm, logits.
 void Runner::check_ops() const {
   const size_t head = static_cast<size_t>(first_head_op_);
   if (head + 3 != ops_.size() || ops_[head + 1].kind != OpKind::kNorm ||
@@ -81,7 +81,6 @@ void Runner::lay_out(const StepInputs& inputs) {
   const int64_t sampling = 2 * logits_ld_ + 4096;
   for (auto& scratch : scratch_) scratch.reserve(std::max(attention, sampling) + logits_ld_);
   list_attention();
-  for (int32_t i = 0; i < shape_.num_ops; ++i) next_[i].store(0, std::memory_order_relaxed);
 }
 
 void Runner::reserve(int64_t rows) {
@@ -122,36 +121,46 @@ void Runner::forward(const StepInputs& inputs) {
   logits_.reserve(inputs.num_selected * logits_ld_);
   if (inputs.num_scores > 0) score_logits_.reserve(kScoredAtOnce * logits_ld_);
   if (num_rows_ == 0) return;
-  pool_.run([&](int thread) {
-    run_body(thread, inputs);
-    for (int32_t i = 0; i < inputs.num_scores; ++i) score(thread, inputs.scores[i]);
-    if (inputs.num_selected > 0)
-      run_head(thread, inputs.selected, 0, inputs.num_selected, logits_.get(), inputs.hidden);
+  stages_.clear();
+  phases_.clear();
+  for (auto& one : prepared_) one.phase = -1;
+  list_body(inputs);
+  for (int32_t i = 0; i < inputs.num_scores; ++i) list_score(inputs.scores[i]);
+  if (inputs.num_selected > 0)
+    list_head({inputs.selected, 0, inputs.num_selected, logits_.get(), inputs.hidden, nullptr, 0});
+  pool_.run(phases_, [&](int thread, int phase, int32_t first, int32_t last) {
+    work(thread, phase, first, last, inputs);
   });
 }
 
-void Runner::run_body(int thread, const StepInputs& inputs) {
+void Runner::add(const Stage& stage, int32_t count, Take take) {
+  stages_.push_back(stage);
+  phases_.push_back({count, take});
+}
+
+void Runner::list_body(const StepInputs& inputs) {
   for (int i = 0; i < first_head_op_; ++i) {
     const Op& op = ops_[static_cast<size_t>(i)];
     switch (op.kind) {
-      case OpKind::kEmbed: embed(thread, op); break;
+      case OpKind::kEmbed: add({Unit::kEmbedded, &op, nullptr, {}}, num_rows_, Take::kSome); break;
       case OpKind::kNorm: {
         const Op& next = ops_[static_cast<size_t>(i) + 1];
         if (next.kind == OpKind::kLinear && next.src == op.out) {
-          norm_linear(thread, op, next);
+          list_linear(next, &op);
           ++i;
         } else {
-          norm(thread, op, num_rows_);
-          pool_.barrier();
+          add({Unit::kNormed, &op, nullptr, {}}, num_rows_, Take::kSome);
         }
         break;
       }
-      case OpKind::kLinear: linear(thread, op); break;
-      case OpKind::kQkNorm: qk_norm(thread, op); break;
-      case OpKind::kRopeKvWrite: rope_kv_write(thread, op); break;
-      case OpKind::kAttention: attend(thread, op); break;
+      case OpKind::kLinear: list_linear(op, nullptr); break;
+      case OpKind::kQkNorm: add({Unit::kHeads, &op, nullptr, {}}, num_rows_, Take::kSome); break;
+      case OpKind::kRopeKvWrite: add({Unit::kRotated, &op, nullptr, {}}, num_rows_, Take::kSome); break;
+      case OpKind::kAttention:
+        add({Unit::kAttended, &op, nullptr, {}}, static_cast<int32_t>(parts_.size()), Take::kOne);
+        break;
       case OpKind::kSignal:
-        if (thread == 0 && inputs.on_signal != nullptr) inputs.on_signal(op.layer);
+        if (inputs.on_signal != nullptr) add({Unit::kSignal, &op, nullptr, {}}, 1, Take::kOne);
         break;
       case OpKind::kSelectRows:
       case OpKind::kLogits: break;  // the head's
@@ -159,39 +168,55 @@ void Runner::run_body(int thread, const StepInputs& inputs) {
   }
 }
 
-// Logits of rows [first, first + count) of the list `rows`; null: rows of the step themselves.
-void Runner::run_head(int thread, const int32_t* rows, int first, int count, float* logits,
-                      float* hidden) {
-  const auto head = static_cast<size_t>(first_head_op_);
-  const Op &select = ops_[head], &normed = ops_[head + 1], &out = ops_[head + 2];
-  const Activations& from = registers_[static_cast<size_t>(select.src)].get();
-  const Activations& to = registers_[static_cast<size_t>(normed.out)].get();
-  const int width = shape_.hidden_size;
-  for (int i = thread; i < count; i += pool_.size()) {
-    const int64_t row = rows != nullptr ? rows[first + i] : first + i;
-    float* values = to.values + i * to.ld;
-    kernels_.rms_norm(from.values + row * from.ld, normed.weight, width, normed.eps, values);
-    if (hidden != nullptr)
-      std::memcpy(hidden + static_cast<int64_t>(first + i) * width, values, sizeof(float) * static_cast<size_t>(width));
-    kernels_.prepare_row(out.matrix, &to, i);
-  }
-  pool_.barrier();
-  const Range panels = share(thread, panels_of(*out.matrix), 1);
-  kernels_.gemm(out.matrix, panels.first, panels.last, &to, count, logits, logits_ld_, Epilogue::kStore);
-  pool_.barrier();
+// Panels go in pairs: a gate and its up, or a tile's two. Of few rows the weights are all there is to
+// read, and long runs of them are read fastest.
+void Runner::list_linear(const Op& op, const Op* norm) {
+  constexpr int kManyRows = 8;
+  if (!is_private() && (norm != nullptr || is_quantized(op.matrix->type)))
+    add({Unit::kPrepared, &op, norm, {}}, num_rows_, Take::kSome);
+  add({Unit::kPanels, &op, norm, {}}, (panels_of(*op.matrix) + 1) / 2,
+      num_rows_ <= kManyRows ? Take::kMost : Take::kSome);
 }
 
-void Runner::score(int thread, const ScoreItem& item) {
-  for (int done = 0; done < item.num_rows; done += kScoredAtOnce) {
-    const int count = std::min(kScoredAtOnce, item.num_rows - done);
-    run_head(thread, nullptr, item.first_row + done, count, score_logits_.get(), nullptr);
-    for (int i = thread; i < count; i += pool_.size()) {
-      const int64_t at = done + i;
-      kernels_.score(score_logits_.get() + i * logits_ld_, shape_.vocab_size, item.tokens[at],
-                     item.num_top, scratch_[static_cast<size_t>(thread)].get(), item.logprobs + at,
-                     item.ranks + at, item.top_ids + at * item.num_top, item.top + at * item.num_top);
+void Runner::list_head(const HeadPart& part) {
+  const Op& op = ops_.back();
+  add({Unit::kSelected, &op, nullptr, part}, part.count, Take::kSome);
+  add({Unit::kLogits, &op, nullptr, part}, panels_of(*op.matrix), Take::kMost);
+}
+
+void Runner::list_score(const ScoreItem& item) {
+  for (int32_t done = 0; done < item.num_rows; done += kScoredAtOnce) {
+    const int32_t count = std::min(kScoredAtOnce, item.num_rows - done);
+    const HeadPart part = {nullptr, item.first_row + done, count, score_logits_.get(), nullptr, &item, done};
+    list_head(part);
+    add({Unit::kScored, nullptr, nullptr, part}, count, Take::kOne);
+  }
+}
+
+void Runner::work(int thread, int phase, int32_t first, int32_t last, const StepInputs& inputs) {
+  const Stage& stage = stages_[static_cast<size_t>(phase)];
+  switch (stage.unit) {
+    case Unit::kPanels: multiply(thread, phase, 2 * first, 2 * last); return;
+    case Unit::kLogits:
+      kernels_.gemm(stage.op->matrix, first, last, &shared(stage.op->src), stage.head.count, stage.head.logits,
+                    logits_ld_, Epilogue::kStore);
+      return;
+    default: break;
+  }
+  for (int32_t i = first; i < last; ++i) {
+    switch (stage.unit) {
+      case Unit::kEmbedded: embed(*stage.op, i); break;
+      case Unit::kNormed: norm(*stage.op, i, shared(stage.op->out)); break;
+      case Unit::kPrepared: prepare(stage, i, shared(stage.op->src)); break;
+      case Unit::kHeads: qk_norm(*stage.op, i); break;
+      case Unit::kRotated: rope_kv_write(*stage.op, i); break;
+      case Unit::kAttended: attend(thread, *stage.op, parts_[static_cast<size_t>(i)]); break;
+      case Unit::kSignal: inputs.on_signal(stage.op->layer); break;
+      case Unit::kSelected: select(stage.head, i); break;
+      case Unit::kScored: score(thread, stage.head, i); break;
+      case Unit::kPanels:
+      case Unit::kLogits: break;
     }
-    pool_.barrier();
   }
 }
 
@@ -217,132 +242,106 @@ void Runner::draw(DrawItem* items, int32_t num_items) {
     draw_one(0, items[0]);
     return;
   }
-  std::atomic<int> next{0};
-  pool_.run([&](int thread) {
-    for (int i = next++; i < num_items; i = next++) draw_one(thread, items[i]);
+  pool_.run({{num_items, Take::kOne}}, [&](int thread, int, int32_t first, int32_t last) {
+    for (int32_t i = first; i < last; ++i) draw_one(thread, items[i]);
   });
 }
 
 // -- ops -----------------------------------------------------------------------------------------
 
-Runner::Range Runner::share(int thread, int count, int multiple_of) const {
-  const int units = (count + multiple_of - 1) / multiple_of;
-  const int first = static_cast<int>(static_cast<int64_t>(units) * thread / pool_.size());
-  const int last = static_cast<int>(static_cast<int64_t>(units) * (thread + 1) / pool_.size());
-  return {std::min(count, first * multiple_of), std::min(count, last * multiple_of)};
+void Runner::embed(const Op& op, int32_t row) {
+  const Activations& to = shared(op.out);
+  kernels_.unpack_row(op.matrix, row_token_[static_cast<size_t>(row)], to.values + row * to.ld);
 }
 
-void Runner::embed(int thread, const Op& op) {
-  const Activations& to = registers_[static_cast<size_t>(op.out)].get();
-  for (int row = thread; row < num_rows_; row += pool_.size())
-    kernels_.unpack_row(op.matrix, row_token_[static_cast<size_t>(row)], to.values + row * to.ld);
-  pool_.barrier();
+void Runner::norm(const Op& op, int32_t row, const Activations& to) {
+  const Activations& from = shared(op.src);
+  kernels_.rms_norm(from.values + row * from.ld, op.weight, shape_.register_widths[op.src], op.eps,
+                    to.values + row * to.ld);
 }
 
-void Runner::norm(int thread, const Op& op, int num_rows) {
-  const Activations& from = registers_[static_cast<size_t>(op.src)].get();
-  const Activations& to = registers_[static_cast<size_t>(op.out)].get();
-  const int width = shape_.register_widths[op.src];
-  for (int row = thread; row < num_rows; row += pool_.size())
-    kernels_.rms_norm(from.values + row * from.ld, op.weight, width, op.eps, to.values + row * to.ld);
+// Norms a row of a product's source, where that goes with it, and quantizes it.
+void Runner::prepare(const Stage& stage, int32_t row, const Activations& to) {
+  if (stage.norm != nullptr) norm(*stage.norm, row, to);
+  kernels_.prepare_row(stage.op->matrix, &to, row);
 }
 
-void Runner::norm_linear(int thread, const Op& norm_op, const Op& op) {
-  const Activations& from = registers_[static_cast<size_t>(norm_op.src)].get();
-  const auto out = static_cast<size_t>(norm_op.out);
-  const bool own = is_private(num_rows_);
-  const Activations& to = own ? private_[static_cast<size_t>(thread)][out].get() : registers_[out].get();
-  const int width = shape_.register_widths[norm_op.src];
-  for (int row = own ? 0 : thread; row < num_rows_; row += own ? 1 : pool_.size()) {
-    kernels_.rms_norm(from.values + row * from.ld, norm_op.weight, width, norm_op.eps, to.values + row * to.ld);
-    kernels_.prepare_row(op.matrix, &to, row);
+// A thread's own copy of what it prepares for itself: only quants, where nothing is normed.
+Activations Runner::source_of(int thread, const Stage& stage) const {
+  const auto src = static_cast<size_t>(stage.op->src);
+  const Activations& common = registers_[src].get();
+  const bool is_prepared = stage.norm != nullptr || is_quantized(stage.op->matrix->type);
+  if (!is_private() || !is_prepared) return common;
+  Activations own = private_[static_cast<size_t>(thread)][src].get();
+  if (stage.norm == nullptr) own.values = common.values;
+  return own;
+}
+
+void Runner::multiply(int thread, int phase, int32_t first, int32_t last) {
+  const Stage& stage = stages_[static_cast<size_t>(phase)];
+  const Op& op = *stage.op;
+  const Activations from = source_of(thread, stage);
+  int& prepared = prepared_[static_cast<size_t>(thread)].phase;
+  if (is_private() && prepared != phase && (stage.norm != nullptr || is_quantized(op.matrix->type))) {
+    for (int32_t row = 0; row < num_rows_; ++row) prepare(stage, row, from);
+    prepared = phase;
   }
-  if (!own) pool_.barrier();
-  multiply(thread, op, to, num_rows_);
+  const Activations& to = shared(op.out);
+  kernels_.gemm(op.matrix, first, std::min(last, panels_of(*op.matrix)), &from, num_rows_, to.values, to.ld,
+                op.epilogue);
 }
 
-void Runner::linear(int thread, const Op& op) {
-  const auto src = static_cast<size_t>(op.src);
-  Activations from = registers_[src].get();
-  if (is_quantized(op.matrix->type)) {
-    const bool own = is_private(num_rows_);
-    if (own) {
-      float* shared = from.values;
-      from = private_[static_cast<size_t>(thread)][src].get();
-      from.values = shared;
-    }
-    for (int row = own ? 0 : thread; row < num_rows_; row += own ? 1 : pool_.size())
-      kernels_.prepare_row(op.matrix, &from, row);
-    if (!own) pool_.barrier();
-  }
-  multiply(thread, op, from, num_rows_);
+void Runner::qk_norm(const Op& op, int32_t row) {
+  const Activations& heads = shared(op.src);
+  kernels_.qk_norm(heads.values + row * heads.ld, op.weight, shape_.num_heads + shape_.num_kv_heads,
+                   shape_.head_dim, op.eps);
 }
 
-// Few rows: each thread its half of the weights, read in order. Many: panels are taken as threads
-// come, first many, then few, so that one which was interrupted does not hold up the rest and both
-// end together. Panels go in pairs: a gate and its up, or a tile's two.
-void Runner::multiply(int thread, const Op& op, const Activations& from, int num_rows) {
-  constexpr int kManyRows = 8;
-  const Activations& to = registers_[static_cast<size_t>(op.out)].get();
-  const int panels = panels_of(*op.matrix);
-  const auto gemm = [&](int first, int last) {
-    kernels_.gemm(op.matrix, first, last, &from, num_rows, to.values, to.ld, op.epilogue);
-  };
-  if (num_rows <= kManyRows || pool_.size() == 1) {
-    const Range range = share(thread, panels, 2);
-    gemm(range.first, range.last);
-  } else {
-    auto& next = next_[&op - ops_.data()];
-    for (int first = next; first < panels;) {
-      const int part = static_cast<int>(round_up((panels - first) / (2 * pool_.size()) + 1, 2));
-      const int last = std::min(first + part, panels);
-      if (!next.compare_exchange_weak(first, last)) continue;
-      gemm(first, last);
-      first = next;
-    }
-  }
-  pool_.barrier();
-}
-
-void Runner::qk_norm(int thread, const Op& op) {
-  const Activations& heads = registers_[static_cast<size_t>(op.src)].get();
-  for (int row = thread; row < num_rows_; row += pool_.size())
-    kernels_.qk_norm(heads.values + row * heads.ld, op.weight, shape_.num_heads + shape_.num_kv_heads,
-                     shape_.head_dim, op.eps);
-  pool_.barrier();
-}
-
-void Runner::rope_kv_write(int thread, const Op& op) {
-  const Activations& qkv = registers_[static_cast<size_t>(op.src)].get();
+void Runner::rope_kv_write(const Op& op, int32_t row) {
+  const Activations& qkv = shared(op.src);
   const KvLayer& layer = layers_[static_cast<size_t>(op.layer)];
   const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   const int64_t half = shape_.head_dim / 2;
-  for (int row = thread; row < num_rows_; row += pool_.size()) {
-    const int64_t position = row_position_[static_cast<size_t>(row)];
-    const Sequence& sequence = sequences_[static_cast<size_t>(row_sequence_[static_cast<size_t>(row)])];
-    const float* cos = op.is_rotary ? shape_.cos + position * half : nullptr;
-    const float* sin = op.is_rotary ? shape_.sin + position * half : nullptr;
-    kernels_.rope_kv_write(qkv.values + row * qkv.ld, cos, sin, shape_.num_heads, scale, &layer,
-                           sequence.table[position / layer.block_size],
-                           static_cast<int32_t>(position % layer.block_size));
-  }
-  pool_.barrier();
+  const int64_t position = row_position_[static_cast<size_t>(row)];
+  const Sequence& sequence = sequences_[static_cast<size_t>(row_sequence_[static_cast<size_t>(row)])];
+  const float* cos = op.is_rotary ? shape_.cos + position * half : nullptr;
+  const float* sin = op.is_rotary ? shape_.sin + position * half : nullptr;
+  kernels_.rope_kv_write(qkv.values + row * qkv.ld, cos, sin, shape_.num_heads, scale, &layer,
+                         sequence.table[position / layer.block_size],
+                         static_cast<int32_t>(position % layer.block_size));
 }
 
-void Runner::attend(int thread, const Op& op) {
-  const Activations& queries = registers_[static_cast<size_t>(op.src)].get();
-  const Activations& to = registers_[static_cast<size_t>(op.out)].get();
-  auto& next = next_[&op - ops_.data()];
-  const int count = static_cast<int>(parts_.size());
-  for (int i = next++; i < count; i = next++) {
-    const AttentionPart& part = parts_[static_cast<size_t>(i)];
-    const Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
-    const AttentionTask task = {&layers_[static_cast<size_t>(op.layer)], &sequence, part.first, part.count,
-                                part.kv_head, part.first_head, part.num_heads, op.window, queries.values,
-                                queries.ld, to.values, to.ld, scratch_[static_cast<size_t>(thread)].get()};
-    kernels_.attention(&task);
-  }
-  pool_.barrier();
+void Runner::attend(int thread, const Op& op, const AttentionPart& part) {
+  const Activations &queries = shared(op.src), &to = shared(op.out);
+  const Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
+  const AttentionTask task = {&layers_[static_cast<size_t>(op.layer)], &sequence, part.first, part.count,
+                              part.kv_head, part.first_head, part.num_heads, op.window, queries.values,
+                              queries.ld, to.values, to.ld, scratch_[static_cast<size_t>(thread)].get()};
+  kernels_.attention(&task);
+}
+
+// -- the head ------------------------------------------------------------------------------------
+
+void Runner::select(const HeadPart& part, int32_t i) {
+  const auto head = static_cast<size_t>(first_head_op_);
+  const Op &select = ops_[head], &normed = ops_[head + 1], &out = ops_[head + 2];
+  const Activations &from = shared(select.src), &to = shared(normed.out);
+  const int width = shape_.hidden_size;
+  const int64_t row = part.rows != nullptr ? part.rows[part.first + i] : part.first + i;
+  float* values = to.values + i * to.ld;
+  kernels_.rms_norm(from.values + row * from.ld, normed.weight, width, normed.eps, values);
+  if (part.hidden != nullptr)
+    std::memcpy(part.hidden + static_cast<int64_t>(part.first + i) * width, values,
+                sizeof(float) * static_cast<size_t>(width));
+  kernels_.prepare_row(out.matrix, &to, i);
+}
+
+void Runner::score(int thread, const HeadPart& part, int32_t i) {
+  const ScoreItem& item = *part.score;
+  const int64_t at = part.scored + i;
+  kernels_.score(part.logits + i * logits_ld_, shape_.vocab_size, item.tokens[at], item.num_top,
+                 scratch_[static_cast<size_t>(thread)].get(), item.logprobs + at, item.ranks + at,
+                 item.top_ids + at * item.num_top, item.top + at * item.num_top);
 }
 
 }  // namespace dovetail

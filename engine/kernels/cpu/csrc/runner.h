@@ -3,12 +3,11 @@
 //     forward:  lay out -> body ops over all rows -> scores -> head ops over the selected rows
 //     draw:     one token an item, from the logits that forward left
 //
-// An op is rows (each thread some), panels of outputs, or attention tasks, and ends at a barrier.
-// With one or two rows each thread normalizes and quantizes them for itself, which costs less than
-// the barrier that sharing needs. Nobody's share depends on anything that could change a bit.
+// An op is one or two phases of the pool: of rows, panels of outputs, or attention tasks. With one or
+// two rows each thread normalizes and quantizes them for itself, which costs less than a phase. Who
+// takes which units cannot change a bit.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -38,8 +37,33 @@ class Runner {
   struct AttentionPart {
     int32_t sequence, first, count, kv_head, first_head, num_heads;
   };
-  struct Range {
-    int first, last;
+  // Rows of the head: of the step, or of the list of those that are selected.
+  struct HeadPart {
+    const int32_t* rows;  // null: of the step
+    int32_t first, count;
+    float* logits;
+    float* hidden;           // or null
+    const ScoreItem* score;  // or null
+    int32_t scored;          // rows of `score` before this part
+  };
+  enum class Unit {  // of a phase: a row unless it says otherwise
+    kEmbedded,
+    kNormed,
+    kPrepared,  // for a product: normed, if its source is normed with it, and quantized
+    kPanels,    // two of a product's
+    kHeads,
+    kRotated,
+    kAttended,  // an AttentionPart
+    kSignal,
+    kSelected,
+    kLogits,  // a panel
+    kScored,
+  };
+  struct Stage {
+    Unit unit;
+    const Op* op;
+    const Op* norm;  // of the op's source, or null
+    HeadPart head;
   };
 
   void check_ops() const;
@@ -48,21 +72,26 @@ class Runner {
   void copy_blocks(const StepInputs& inputs);
   void reserve(int64_t rows);
 
-  void run_body(int thread, const StepInputs& inputs);
-  void run_head(int thread, const int32_t* rows, int first, int count, float* logits, float* hidden);
-  void score(int thread, const ScoreItem& item);
+  void list_body(const StepInputs& inputs);
+  void list_linear(const Op& op, const Op* norm);
+  void list_head(const HeadPart& part);
+  void list_score(const ScoreItem& item);
+  void add(const Stage& stage, int32_t count, Take take);
 
-  void embed(int thread, const Op& op);
-  void norm(int thread, const Op& op, int num_rows);
-  void norm_linear(int thread, const Op& norm, const Op& linear);
-  void linear(int thread, const Op& op);
-  void qk_norm(int thread, const Op& op);
-  void rope_kv_write(int thread, const Op& op);
-  void attend(int thread, const Op& op);
-  void multiply(int thread, const Op& op, const Activations& from, int num_rows);
+  void work(int thread, int phase, int32_t first, int32_t last, const StepInputs& inputs);
+  void embed(const Op& op, int32_t row);
+  void norm(const Op& op, int32_t row, const Activations& to);
+  void prepare(const Stage& stage, int32_t row, const Activations& to);
+  void multiply(int thread, int phase, int32_t first, int32_t last);
+  void qk_norm(const Op& op, int32_t row);
+  void rope_kv_write(const Op& op, int32_t row);
+  void attend(int thread, const Op& op, const AttentionPart& part);
+  void select(const HeadPart& part, int32_t i);
+  void score(int thread, const HeadPart& part, int32_t i);
 
-  bool is_private(int num_rows) const { return num_rows <= kPrivateRows; }
-  Range share(int thread, int count, int multiple_of) const;
+  bool is_private() const { return num_rows_ <= kPrivateRows; }
+  const Activations& shared(int32_t number) const { return registers_[static_cast<size_t>(number)].get(); }
+  Activations source_of(int thread, const Stage& stage) const;
 
   static constexpr int kPrivateRows = 2;
 
@@ -83,7 +112,12 @@ class Runner {
   std::vector<int32_t> row_sequence_, row_position_, row_token_;
   std::vector<AttentionPart> parts_;
   int num_rows_ = 0;
-  std::unique_ptr<std::atomic<int>[]> next_;  // [op]: what is taken next of it
+  std::vector<Stage> stages_;  // of the pool's phases
+  std::vector<ThreadPool::Phase> phases_;
+  struct alignas(64) Prepared {
+    int phase = -1;
+  };
+  std::vector<Prepared> prepared_;  // [thread]: whose source it has prepared for itself
 };
 
 }  // namespace dovetail
