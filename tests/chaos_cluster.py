@@ -41,6 +41,9 @@ _OUTAGE_S = 150.0
 _NOT_YET = (404, 409, 503)
 """What a router answers that does not know a worker, or who else serves, or has no stream yet."""
 
+_POOLED_THREADS = 8
+"""What gRPC's pool and asyncio's may grow by; a thread a request, or a peer's life, is more."""
+
 _POLL_S = 0.1
 
 _SETTINGS = (
@@ -234,7 +237,10 @@ class ChaosCluster:
         """Count from here on, and take what is open now for what may stay open: everyone must be
         connected with everyone."""
         self._toil_before = self._toil_in_all()
-        self._sizes = self._sizes_now()
+        self._sizes = {
+            name: count + (_POOLED_THREADS if name.startswith("threads ") else 0)
+            for name, count in self._sizes_now().items()
+        }
 
     def toil(self) -> Counter[str]:
         """Return what the decode workers have gone through since `begin`."""

@@ -58,4 +58,4 @@ def still_counted(router: str, statuses: Mapping[str, Mapping[str, Any]]) -> lis
 def grown(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
     """Return what there is more of than before."""
     more = [name for name, allowed in before.items() if now.get(name, 0) > allowed]
-    return [f"{name}: {now[name]} were {before[name]}" for name in more]
+    return [f"{name}: {now[name]}, at most {before[name]} before" for name in more]

@@ -142,5 +142,7 @@ def test_what_there_is_more_of_is_named_and_less_is_no_leak() -> None:
     before = {"files of router-0": 20, "threads of router-0": 4, "etcd keys": 9}
     assert grown(before, before) == []
     assert grown(before, {**before, "files of router-0": 19}) == []
-    assert grown(before, {**before, "files of router-0": 21}) == ["files of router-0: 21 were 20"]
-    assert grown(before, {**before, "etcd keys": 10}) == ["etcd keys: 10 were 9"]
+    assert grown(before, {**before, "files of router-0": 21}) == [
+        "files of router-0: 21, at most 20 before"
+    ]
+    assert grown(before, {**before, "etcd keys": 10}) == ["etcd keys: 10, at most 9 before"]
