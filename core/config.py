@@ -153,10 +153,13 @@ class ApiConfig(msgspec.Struct, frozen=True):
     Attributes:
         unknown_fields: "ignore" (named in a header, a log line and a counter) or "reject".
         keys: accepted bearer keys; empty: authentication is off.
+        operator_keys: bearer keys that orders (drain, role) want; empty: any of `keys`, and without
+            those the router's own machine.
     """
 
     unknown_fields: Literal["ignore", "reject"] = "ignore"
     keys: tuple[str, ...] = ()
+    operator_keys: tuple[str, ...] = ()
 
 
 class HttpConfig(msgspec.Struct, frozen=True):

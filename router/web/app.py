@@ -5,7 +5,6 @@ CORS (if any) -> gate: request id, authentication, errors -> routes
 
 from __future__ import annotations
 
-import hmac
 import logging
 from collections.abc import Awaitable
 from importlib.metadata import version
@@ -28,6 +27,7 @@ from router.web.asgi import (
     refuse_what_is_no_request,
     send_bytes,
 )
+from router.web.bearer_keys import BearerKeys
 from router.web.completions import READERS, CompletionsEndpoint
 from router.web.context import ApiContext
 from router.web.control_routes import ControlRoutes
@@ -82,7 +82,9 @@ class RouterApp:
         self._context = context
         self._router = router
         self._completions = completions
-        self._keys = [key.encode() for key in context.config.api.keys]
+        api = context.config.api
+        # Operators may ask, too; their keys alone do not close the API to others.
+        self._keys = BearerKeys((*api.keys, *api.operator_keys) if api.keys else ())
         origins = context.config.http.allow_origins
         self._entry: AsgiApp = Cors(self._gate, origins) if origins else self._gate
 
@@ -134,10 +136,6 @@ class RouterApp:
     def _authenticate(self, scope: Scope) -> None:
         if not self._keys or scope["path"] in _OPEN_ROUTES:
             return
-        kind, _, key = (header(scope, b"authorization") or "").partition(" ")
-        given = key.strip().encode("latin-1")
-        # Compare with all keys, so that the time says nothing about which one was near.
-        matches = [hmac.compare_digest(given, accepted) for accepted in self._keys]
-        if kind.lower() != "bearer" or not any(matches):
+        if not self._keys.has(scope):
             msg = "authorization: must be 'Bearer' and a valid API key"
             raise RequestError(msg, status=401, code="invalid_api_key")

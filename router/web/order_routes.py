@@ -13,6 +13,7 @@ from core.messages import DrainWorker, SwitchRole, WorkerOrder
 from core.worker_record import Role
 from router.api.fields import FieldReader, parse_body, refuse
 from router.web.asgi import JSON, Receive, Scope, Send, check_json_content, read_body, send_bytes
+from router.web.bearer_keys import BearerKeys
 from router.web.context import ApiContext
 from router.web.openapi.answers import Ordered
 from router.web.openapi.requests import DrainRequest, RoleRequest
@@ -24,6 +25,7 @@ class OrderRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
+        self._operator_keys = BearerKeys(context.config.api.operator_keys)
 
     def routes(self) -> list[Route]:
         """Return them."""
@@ -55,11 +57,18 @@ class OrderRoutes:
         self._context.dispatcher.order(worker_id, order, is_forced=is_forced)
 
     async def _reader(self, scope: Scope, receive: Receive) -> FieldReader:
-        if not self._context.config.api.keys:
+        if self._operator_keys:
+            self._check_is_operator(scope)
+        elif not self._context.config.api.keys:
             _check_is_near(scope)
         check_json_content(scope)
         max_bytes = self._context.config.http.max_body_bytes
         return FieldReader(parse_body(await read_body(scope, receive, max_bytes)))
+
+    def _check_is_operator(self, scope: Scope) -> None:
+        if not self._operator_keys.has(scope):
+            msg = "authorization: an order wants 'Bearer' and one of api.operator_keys"
+            raise RequestError(msg, status=403, code="orders_not_allowed")
 
 
 def _check_is_near(scope: Scope) -> None:

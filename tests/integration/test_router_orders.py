@@ -75,6 +75,21 @@ async def test_an_order_wants_a_key_where_the_api_does() -> None:
     assert dispatcher.orders == []
 
 
+@pytest.mark.parametrize("keys", [(), ("secret",)])
+async def test_an_order_wants_an_operator_s_key_where_there_are_any(keys: tuple[str, ...]) -> None:
+    dispatcher = ScriptedDispatcher(saying(TEXT, "x"))
+    api: dict[str, object] = {"keys": keys, "operator_keys": ("boss", "chief")}
+    async with serving(dispatcher, configured(api=api)) as client:
+        for key, status in (("secret", 403), ("chief", 200)):
+            given = {"authorization": f"Bearer {key}"}
+            answer = await client.post("/drain", json={"worker": "d0"}, headers=given)
+            assert answer.status_code == status
+            assert (await client.get("/v1/models", headers=given)).status_code == 200
+        keyless = await client.post("/drain", json={"worker": "d0"})
+        assert keyless.status_code == (401 if keys else 403)
+    assert len(dispatcher.orders) == 1
+
+
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("::1", 200), ("10.0.0.9", 403)])
 async def test_without_keys_orders_come_from_the_same_machine(host: str, status: int) -> None:
     dispatcher = ScriptedDispatcher(saying(TEXT, "x"))
