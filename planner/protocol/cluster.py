@@ -148,7 +148,7 @@ class Cluster:
     def _pass_on(self, router: Router, name: str, order: WorkerOrder) -> None:
         self._world.log.add(str(router.process), "is to tell", f"{name} {order}")
         try:
-            router.dispatcher.order(WorkerId(name), order)
+            router.dispatcher.order(WorkerId(name), order, is_forced=True)
         except RequestError as error:
             self._world.log.add(str(router.process), "cannot tell", error)
 
