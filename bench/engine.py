@@ -71,7 +71,7 @@ def run() -> Iterator[Figure]:
     limits = Limits(model, calibration, THREADS)
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        children = _start(model, directory, stack)
+        children = start(model, directory, stack)
         for task in (*DECODES, *PREFILLS):
             contenders = {
                 name: _sampler(child, task, calibration) for name, child in children.items()
@@ -86,7 +86,8 @@ def run() -> Iterator[Figure]:
 _SETTING = f"{THREADS} threads"
 
 
-def _start(model: Path, directory: Path, stack: contextlib.ExitStack) -> dict[str, Child]:
+def start(model: Path, directory: Path, stack: contextlib.ExitStack) -> dict[str, Child]:
+    """Return our engine, by its types of weights and cache, and the peers that are installed."""
     ours = [sys.executable, "-m", "bench.engine_ours", str(model)]
     commands = {
         "ours_native": [*ours, "native", "bf16"],
