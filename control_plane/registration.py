@@ -108,7 +108,7 @@ class RegistrationHandle:
         return self._registered.is_set() and self._lease is not None and self._lease.is_valid(now)
 
     async def wait_registered(self) -> None:
-        """Return once the entry is there."""
+        """Return once the entry is there, with all changes."""
         await self._registered.wait()
 
     def update(self, **changes: object) -> None:
@@ -189,6 +189,8 @@ class RegistrationHandle:
         self._revision = revision
         self._entry = RegisteredEntry(self._key, value, lease.id)
         self._is_superseded = False
+        if self._must_register.is_set():
+            return  # changed or lost meanwhile: who waits, waits for what it is now
         self._registered.set()
         _log.info("registered %s, registration %d", record.worker_id, record.registration)
         for callback in self._on_registered:

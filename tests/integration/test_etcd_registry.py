@@ -323,6 +323,28 @@ async def test_a_worker_registers_changes_and_leaves(client: EtcdClient) -> None
     await watch.close()
 
 
+async def test_who_changes_again_under_a_registration_waits_for_the_last_change(
+    client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(client, "test", CLOCK, lease_s=1)
+    handle = registry.register(record())
+    await handle.wait_registered()
+    transaction = client.transaction
+
+    async def overtaken(expect: Any, puts: Any) -> int | None:
+        revision = await transaction(expect, puts)
+        if "/dovetail/test/workers/w0" in expect and handle.record.is_draining:
+            handle.update(role=Role.PREFILL, is_draining=False)
+        return revision
+
+    monkeypatch.setattr(client, "transaction", overtaken)
+    handle.update(is_draining=True)
+    await handle.wait_registered()
+    (entry,) = await registered(client)
+    assert (entry.role, entry.is_draining) == (Role.PREFILL, False)
+    await handle.close()
+
+
 async def test_a_restarted_worker_takes_its_entry_over(client: EtcdClient) -> None:
     registry = Registry(client, "test", CLOCK, lease_s=1)
     first = registry.register(record(boot="b0"))
