@@ -36,7 +36,7 @@ class PrefillCandidate(msgspec.Struct, frozen=True):
 
 
 class StartRequest(msgspec.Struct, frozen=True):
-    """Router to decode worker: own this request.
+    """Router to a worker of role decode or both: own this request.
 
     Attributes:
         dispatch: the router's count for this request, from 1; echoed in every update.
@@ -153,9 +153,8 @@ class RequestRefused(msgspec.Struct, frozen=True):
     """Worker to router: nothing was started. Try elsewhere, or later.
 
     Attributes:
-        reason: "overloaded", "wrong_role", "draining", "too_long" and "invalid"
-            (never retriable),
-            "no_prefill_worker".
+        reason: "overloaded", "wrong_role", "draining", "no_prefill_worker"; never retriable:
+            "too_long", "invalid".
         load: of this moment, where the engine was asked and had no room; the router need not wait
             for a heartbeat to believe it.
     """
@@ -185,7 +184,8 @@ class RequestMoved(msgspec.Struct, frozen=True):
     on from the tokens so far.
 
     Attributes:
-        has_kv: whether the prompt's KV is here for a while, for the next worker to ask for.
+        has_kv: whether the KV of the prompt, and of what came after it, is here for a while, for
+            the next worker to ask for.
     """
 
     request_id: RequestId

@@ -35,7 +35,7 @@ class TracePath:
 
     Attributes:
         cached_tokens: see `RequestTrace`; None until the first attempt said or broke off.
-        blocks_asked: prompt blocks that the current attempt brings.
+        blocks_asked: blocks that the current attempt brings.
     """
 
     decision: PrefillDecision

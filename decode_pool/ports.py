@@ -41,16 +41,16 @@ class DecodePorts:
     """Started before `DecodeWorker.run`, stopped after it by whoever made them.
 
     Attributes:
-        engine: its `on_events` is `DecodeWorker.on_engine_events`, its `on_failure`
-            `DecodeWorker.on_failure`.
+        engine: its `on_events` brings all events to `DecodeWorker.on_engine_events`, its
+            `on_failure` is `DecodeWorker.on_failure`. A prefill pool may be on the same one.
         fabric: its transport has `region` registered; its `on_notification` is
             `DecodeWorker.on_notification`, its `on_failure` `DecodeWorker.on_failure`.
         on_cache_changed: the cache ledger's writer.
         on_preempted: records a preempted request in the control plane.
         on_resumed: it runs again, or is over.
         on_transport: hears what its peers' writes come over ("ucx (cma)") when they tell.
-        on_moved: a request was stopped here with its prompt's KV in the cache, and its next worker
-            may ask for that.
+        on_moved: a request was stopped here with its KV in the cache, and its next worker may ask
+            for that.
         without_writes: entered while the region moves: a write that read it then would send zeros.
     """
 

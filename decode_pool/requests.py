@@ -240,7 +240,7 @@ class Requests:
             case CacheChanged():
                 self._ports.on_cache_changed(event)
             case Computed():
-                return  # nothing is computed here for others
+                return  # of a peer's prompt: the prefill pool is on the same engine
             case _:
                 assert_never(event)
 

@@ -55,8 +55,9 @@ class Reserved(msgspec.Struct, frozen=True):
 
     Attributes:
         handoff: the attempt that these blocks belong to; a retry gets another and fresh blocks.
-        block_ids: the whole prompt's blocks; the first `num_cached_blocks` were found in the cache
-            (owned), the rest are reserved and invisible to everyone else until `kv_arrived`.
+        block_ids: of all tokens whose KV moves (`EngineRequest.carried`); the first
+            `num_cached_blocks` were found in the cache (owned), the rest are reserved and invisible
+            to everyone else until `kv_arrived`.
     """
 
     handoff: HandoffId

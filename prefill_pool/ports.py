@@ -17,10 +17,11 @@ class PrefillPorts:
     """Started before `PrefillWorker.run`, stopped after it by whoever made them.
 
     Attributes:
-        engine: its `on_events` is `PrefillWorker.on_engine_events`, its `on_failure`
-            `PrefillWorker.on_failure`.
-        fabric: its transport has `region` registered; its `on_failure` is
-            `PrefillWorker.on_failure`.
+        engine: its `on_events` brings all events to `PrefillWorker.on_engine_events`. A decode
+            pool may be on the same one.
+        fabric: its transport has `region` registered. `on_failure` of both is
+            `PrefillWorker.on_failure`, or that of the decode pool beside it: either ends the
+            process.
         new_transport: makes a fresh agent of the same name, when the old one must be destroyed to
             let go of blocks; called on the fabric's thread.
         on_cache_changed: the cache ledger's writer.

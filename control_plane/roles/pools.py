@@ -102,6 +102,7 @@ class Pools:
     def on_engine_events(self, events: list[Event]) -> None:
         """For `EngineThread`: each pool knows its own requests by their names."""
         self._decode.on_engine_events(events)
+        # Of no meaning without attempts: a decode worker's every step would wake another task.
         if self._prefill.num_attempts:
             self._prefill.on_engine_events(events)
 

@@ -38,7 +38,8 @@ class BlocksReserved(msgspec.Struct, frozen=True):
     """The engine reserved this attempt's blocks.
 
     Attributes:
-        block_ids: the whole prompt's; the first `num_cached_blocks` hold their KV already.
+        block_ids: of all tokens whose KV moves (`EngineRequest.carried`); the first
+            `num_cached_blocks` hold theirs already.
         generation: of the region that the blocks lie in.
     """
 
@@ -103,7 +104,11 @@ Event = PeerEvent | OwnEvent
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Ask `candidate` for prompt blocks `first_block`...; the pool adds the region's descriptor."""
+    """Ask `candidate` for prompt blocks `first_block`...; the pool adds the region's descriptor.
+
+    Attributes:
+        request: as for a peer: what is to move is its prompt (`EngineRequest.for_peer`).
+    """
 
     candidate: PrefillCandidate
     handoff: HandoffId

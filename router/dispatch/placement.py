@@ -143,7 +143,7 @@ class Placement:
             return
         link.pending.add(request_id, 0, now)
         prefill = self._workers.get(decision.candidates[0].worker_id)
-        assert prefill is not None  # candidates are of the same views
+        assert prefill is not None  # candidates are those of links, the source of a move too
         prefill.pending.add(request_id, decision.prefill_tokens, now)
 
     def _forget_pending(self, live: LiveRequest) -> None:

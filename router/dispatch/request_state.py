@@ -300,7 +300,7 @@ class RequestState:
             return ()
         self._told.add(number)
         self._source = self.worker_id if has_kv else None
-        self._trouble = None
+        self._trouble = None  # it was served: patience begins anew
         return self._elsewhere(Trouble.LOST, f"worker {self.worker_id} drains", now)
 
     # -- what happens to workers -----------------------------------------------------------------
