@@ -112,7 +112,8 @@ class ControlPlaneConfig(msgspec.Struct, frozen=True):
             as often.
         suspect_s: without a heartbeat until a peer is in doubt; `heartbeat_s` later it is suspect.
         ledger_hz: cache-ledger updates a second and worker, at most.
-        drain_s: how long a worker that was told to leave (SIGTERM) lets what runs finish or move.
+        drain_s: how long a worker that is told to leave (SIGTERM) or to change its role lets what
+            runs finish or move.
     """
 
     etcd: str = ""

@@ -7,4 +7,6 @@ request that routers send it, from start to last token. It knows token ids, not 
     requests        all requests: starts, aborts, tokens, deadlines
     receiving       the handoffs of those whose prompt is computed elsewhere, quarantine and fence
     prefill_peers   streams to prefill workers, opened on demand
+    prefill_slips   what no prefill worker can mean
+    verification    checksums of what landed (`kv_transfer.verify`)
 """

@@ -56,7 +56,9 @@ _notifications = msgspec.msgpack.Decoder(WriteNotification)
 
 
 class DecodeWorker:
-    """`StreamListener[RouterToWorker]`, for the roles decode and both.
+    """`StreamListener[RouterToWorker]`, of routers' streams while the role is decode or both.
+
+    It runs in any role, as that may change.
 
     Args:
         record: who this worker is.

@@ -1,5 +1,4 @@
-"""Models of a deployment: virtual time, simulation and capacity, running the real decisions of
-the other packages.
+"""Models of a deployment in virtual time, running the real decisions of the other packages.
 
     protocol    a whole cluster under random faults; checks what the handoff promises
 

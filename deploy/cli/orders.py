@@ -14,8 +14,8 @@ from deploy.terminal import say
 _MARGIN_S = 15.0
 """Beyond a drain's deadline: what is left is failed over, and the process ends."""
 
-_ROLE_S = 75.0
-"""A drain's usual deadline, and the same."""
+_ROLE_S = 60.0 + _MARGIN_S
+"""The default of `control_plane.drain_s`, and the same."""
 
 _POLL_S = 0.2
 
@@ -57,7 +57,7 @@ def run_role(api: ApiAddress, worker: str, role: str, *, is_forced: bool, clock:
 
     Raises:
         UsageError: no such worker, or none that may change.
-        DovetailError: no cluster answers, or the worker still drains after a minute.
+        DovetailError: no cluster answers, or the worker still drains after `_ROLE_S`.
     """
     client = ApiClient(api, advice=START_ADVICE, timeout_s=10.0)
     _order(client, "/role", {"worker": worker, "role": role, "force": is_forced})

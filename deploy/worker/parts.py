@@ -1,6 +1,6 @@
 """The parts of a worker that compute and move bytes, started in an order that wastes no second.
 
-region -> (weights | fabric agent, at once) -> pool worker -> threads
+region -> (weights | fabric agent, at once) -> both pools -> threads
 
 Each part is stopped by the exit stack, after whatever was started later: threads first, then the
 agent with the transfer thread, the region last, when nothing can read or write it any more.

@@ -91,7 +91,7 @@ class _WorkerProcess:
         self._refused = PeersRefused()
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Start everything but the pool's task; see `run_worker` for what is raised."""
+        """Start everything but what `run` runs; see `run_worker` for what is raised."""
         config, options = self._config, self._options
         parts = self._parts = await start_parts(config, options, self._clock, stack, self._on_order)
         parts.metrics.registry.register(self._refused)

@@ -52,7 +52,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
 
 
 class FaultKind(enum.StrEnum):
-    """What goes wrong.
+    """What goes wrong, and what an operator orders.
 
     KILL        a process dies, and is started again under its name after `duration`
     FREEZE      it stands still for `duration`
