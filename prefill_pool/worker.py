@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NoReturn
 
+from msgspec.structs import replace
+
 from control_plane.rpc.inbox import Inbox
 from control_plane.rpc.interface import Stream
 from control_plane.rpc.load_reports import LoadReports
@@ -204,5 +206,6 @@ class PrefillWorker:
             await self._load.wait_for_router()
             stats = await ports.engine.call(lambda engine: engine.stats())
             load = load_of(stats, transfer_bytes_per_s=pusher.bytes_per_s)
+            load = replace(load, fences=ports.region.generation)  # of the roles before this, too
             self._load.tell(with_paths(load, attempts.paths, self._clock.now()))
             await self._reports.next(is_idle=not attempts.busy.is_set())

@@ -253,7 +253,11 @@ async def test_while_its_region_moves_nothing_is_written_and_then_all_goes_on() 
             stats = leaver.prefill.stats()
             assert stats is not None
             assert stats.blocks_pushed == before
+            machine = leaver.machine
+            await machine.engine.call(lambda _: machine.region.fence())
+            await machine.fabric.call(lambda transport: transport.register(machine.region))
         leaver.cluster.expect(request, await served(answer, request))
+        await until(lambda: leaver.router.loads[-1].fences == 1)
         await leaver.cluster.until_idle()
 
 
