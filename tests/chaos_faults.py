@@ -23,6 +23,8 @@ _DEAD_S = (0.0, 1.0)
 
 _IN_ANOTHER_ROLE_S = (1.0, 4.0)
 
+_NEVER = float("inf")
+
 
 class What(enum.StrEnum):
     """What is done to a process."""
@@ -51,6 +53,7 @@ class Entry(NamedTuple):
     frozen_s: tuple[float, float] = (1.0, 6.0)
 
 
+_ORDERS = (What.DRAIN, What.SWITCH)
 _WORKERS = ("prefill", "decode")
 _PROCESSES = (*_WORKERS, "router")
 TABLE = (
@@ -86,7 +89,7 @@ class Strike(NamedTuple):
     victim: str
     what: What
     began: float
-    ended: float = float("inf")
+    ended: float = _NEVER
 
     @property
     def ends_connections(self) -> bool:
@@ -248,11 +251,6 @@ class Strikes:
         _, *leases = self._cluster.etcd.ctl("lease", "list").splitlines()
         if leases:
             self._cluster.etcd.ctl("lease", "revoke", self._dice.choice(leases))
-
-
-_ORDERS = (What.DRAIN, What.SWITCH)
-
-_NEVER = float("inf")
 
 
 async def _is_set_within(event: asyncio.Event, wait_s: float) -> bool:

@@ -36,7 +36,7 @@ class WorkerHealth:
         """Routers can find the worker."""
         self._was_registered = True
 
-    def draining(self, *, is_draining: bool = True) -> None:
+    def draining(self, *, is_draining: bool) -> None:
         """It takes nothing new from now on, or takes work again in another role."""
         self._is_draining = is_draining
 

@@ -41,7 +41,7 @@ from planner.protocol.etcd import Entry
 from planner.protocol.network import Server
 from planner.protocol.process import Process, ProcessClock
 from planner.protocol.region import SimRegion
-from planner.protocol.replica import make_engine
+from planner.protocol.replica import VOCABULARY, make_engine
 from planner.protocol.transfer_driver import SimTransfer
 from planner.protocol.worker_end import WorkerEnd
 from planner.protocol.world import World
@@ -92,7 +92,7 @@ class Worker:
         self._region = SimRegion(num_blocks * layout.block_bytes)
         self.clock: Clock = ProcessClock(world.loop.time, process)
         self.record = _record_of(process, role, num_blocks, layout)
-        self.decode = DecodeWorker(self.record, world.config, self.clock)
+        self.decode = DecodeWorker(self.record, world.config, self.clock, vocab_size=VOCABULARY)
         self.prefill = PrefillWorker(self.record, world.config, self.clock)
         self.pools = Pools(role, self.decode, self.prefill, self._ordered)
         self.end = WorkerEnd()

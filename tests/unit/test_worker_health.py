@@ -57,7 +57,7 @@ async def test_a_worker_is_ready_from_its_registration_until_it_drains() -> None
     assert await probe.status() == 503
     probe.health.registered()
     assert await probe.status() == 200
-    probe.health.draining()
+    probe.health.draining(is_draining=True)
     assert await probe.status() == 503
     probe.health.registered()
     assert await probe.status() == 503, "its entry came back in etcd meanwhile"
