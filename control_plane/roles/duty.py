@@ -49,7 +49,7 @@ class DrainablePools(Protocol):
         ...
 
     def fail_over(self) -> None:
-        """End what is left."""
+        """End the requests that are left; attempts end with their writes, or with the process."""
         ...
 
     def serve_as(self, role: Role) -> None:
@@ -95,6 +95,9 @@ class Duty:
 
     Args:
         drain_s: how long what runs may take where no order says.
+
+    Attributes:
+        role: what it takes the work of; once a switch is over, the new one.
     """
 
     def __init__(  # noqa: PLR0913 - wiring, called once
@@ -179,6 +182,6 @@ class Duty:
                 break
             await asyncio.sleep(_POLL_S)
         if pools.num_running:
-            _log.warning("%d requests are ended unfinished", pools.num_running)
+            _log.warning("%d requests and attempts are unfinished", pools.num_running)
             pools.fail_over()
             await asyncio.sleep(_FAIL_OVER_S)

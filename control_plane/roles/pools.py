@@ -126,7 +126,7 @@ class Pools:
         self._prefill.refuse("draining")
 
     def fail_over(self) -> None:
-        """End what is left, for routers to go on with elsewhere."""
+        """End the requests that are left, for routers to go on with elsewhere."""
         self._decode.fail_over("its worker drained, and its time to do so was over")
 
     @property
