@@ -41,8 +41,11 @@ def run_drain(
     end = clock.now() + deadline_s + _MARGIN_S
     while clock.now() < end:
         now = _find(client, worker)
-        if now is None or (before is not None and now.pid != before.pid):
+        if now is None:
             say(f"{worker} has left")
+            return 0
+        if _is_another(now, before):
+            say(f"{worker} has left, and was started again since: pid {now.pid}")
             return 0
         time.sleep(_POLL_S)
     msg = f"{worker} has not left within {deadline_s:g} s; see its log, and `dovetail status`"
@@ -57,17 +60,31 @@ def run_role(api: ApiAddress, worker: str, role: str, *, is_forced: bool, clock:
 
     Raises:
         UsageError: no such worker, or none that may change.
-        DovetailError: no cluster answers, or the worker still drains after `_ROLE_S`.
+        DovetailError: no cluster answers, the worker still drains after `_ROLE_S`, or never
+            will have the role: it ended, or got another order.
     """
     client = ApiClient(api, advice=START_ADVICE, timeout_s=10.0)
+    before = _find(client, worker)
     _order(client, "/role", {"worker": worker, "role": role, "force": is_forced})
     say(f"{worker} takes no more work of its present role; what runs finishes or moves away")
     end = clock.now() + _ROLE_S
+    has_drained = False
     while clock.now() < end:
         now = _find(client, worker)
-        if now is not None and now.role == role and now.state == "live":
+        if now is None:
+            msg = f"{worker} has left, and never had role {role}"
+            raise DovetailError(msg)
+        is_live = now.state == "live"
+        if is_live and now.role == role:
             say(f"{worker} has role {role}")
             return 0
+        if is_live and _is_another(now, before):
+            msg = f"{worker} ended, and was started again with role {now.role}: order it again"
+            raise DovetailError(msg)
+        if is_live and has_drained:
+            msg = f"{worker} has role {now.role}, not {role}: it got another order meanwhile"
+            raise DovetailError(msg)
+        has_drained = now.state == "draining"
         time.sleep(_POLL_S)
     msg = f"{worker} does not have role {role} yet; see its log, and `dovetail status`"
     raise DovetailError(msg)
@@ -80,6 +97,12 @@ def _order(client: ApiClient, path: str, body: Mapping[str, object]) -> None:
         if _SLIP <= refusal.status < _TROUBLE:
             raise UsageError(str(refusal)) from None
         raise
+
+
+def _is_another(now: WorkerStatus, before: WorkerStatus | None) -> bool:
+    """Return whether a worker's process is not the one that was there before the order. Processes
+    of two containers may well have one pid."""
+    return before is not None and now.boot != before.boot
 
 
 def _find(client: ApiClient, worker: str) -> WorkerStatus | None:

@@ -18,6 +18,7 @@ class WorkerStatus(msgspec.Struct):
     """One worker as the router sees it.
 
     Attributes:
+        boot: one life of its process.
         state: as the router's stream to it says.
         blocks: number of KV blocks by state.
         queues: requests by queue.
@@ -27,6 +28,7 @@ class WorkerStatus(msgspec.Struct):
 
     id: str
     role: str
+    boot: str = ""
     state: str = ""
     pid: int = 0
     address: str = ""

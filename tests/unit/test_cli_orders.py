@@ -77,7 +77,7 @@ CLOCK = ManualClock()
 
 
 def worker(**changes: Any) -> dict[str, Any]:
-    return {"id": "d", "role": "decode", "state": "live", "pid": 7, **changes}
+    return {"id": "d", "role": "decode", "state": "live", "boot": "b7", "pid": 7, **changes}
 
 
 def drain(router: Router, *, is_forced: bool = False) -> int:
@@ -97,20 +97,50 @@ def test_drain_returns_once_the_worker_has_left(
     assert capsys.readouterr().out.splitlines()[-1] == "d has left"
 
 
-def test_another_process_in_its_place_means_that_it_has_left(router: Router) -> None:
-    router.states = [worker(), worker(pid=8)]
+@pytest.mark.parametrize("pid", [7, 8])
+def test_another_process_in_its_place_means_that_it_has_left(
+    router: Router, capsys: pytest.CaptureFixture[str], pid: int
+) -> None:
+    """Also where it has the same pid, as in a container."""
+    router.states = [worker(), worker(boot="b8", pid=pid)]
     assert drain(router, is_forced=True) == 0
     assert router.orders == [("/drain", {"worker": "d", "deadline_s": 9.0, "force": True})]
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == f"d has left, and was started again since: pid {pid}"
 
 
 def test_role_returns_once_the_worker_serves_in_it(
     router: Router, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = {"role": "both"}
-    router.states = [worker(), worker(**both, state="draining"), worker(**both)]
+    draining = worker(state="draining")
+    router.states = [worker(), worker(), draining, {**draining, **both}, worker(**both)]
     assert switch(router) == 0
     assert router.orders == [("/role", {"worker": "d", "role": "both", "force": False})]
     assert capsys.readouterr().out.splitlines()[-1] == "d has role both"
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        (None, "d has left, and never had role both"),
+        (worker(boot="b8"), "d ended, and was started again with role decode: order it again"),
+        (worker(role="prefill"), "d has role prefill, not both: it got another order meanwhile"),
+    ],
+)
+def test_a_role_that_will_never_come_is_not_waited_for(
+    router: Router, last: dict[str, Any] | None, told: str
+) -> None:
+    router.states = [worker(), worker(), worker(state="draining"), last]
+    started = CLOCK.now()
+    with pytest.raises(DovetailError, match=told):
+        switch(router)
+    assert CLOCK.now() - started < 1
+
+
+def test_a_worker_started_again_with_the_role_has_it(router: Router) -> None:
+    router.states = [worker(), worker(state="lost"), worker(boot="b8", role="both")]
+    assert switch(router) == 0
 
 
 def test_one_that_does_not_obey_in_time_is_an_error(router: Router) -> None:
