@@ -60,6 +60,7 @@ from engine.events import (
 from engine.load import load_of
 from kv_transfer.handoff import decode_messages as d
 from kv_transfer.handoff.decode_side import DecodeSide, DecodeTerms, Phase
+from kv_transfer.paths import with_paths
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +124,12 @@ class Requests:
         num_tokens = len(first.start.request.prompt) + max(first.next_index)
         num_wanted = -(-num_tokens // self._record.block_size)
         return num_wanted > stats.blocks_free + stats.blocks_cached
+
+    def load(self, stats: EngineStats) -> WorkerLoad:
+        """Return what routers hear of this pool, but for whether it drains."""
+        receiving = self.receiving
+        load = replace(load_of(stats), fences=receiving.num_fences)
+        return with_paths(load, receiving.paths, self._clock.now())
 
     def refuse(self, reason: str) -> None:
         """Take no new request ("draining", "wrong_role"); "" takes them again."""
@@ -438,10 +445,18 @@ class Requests:
     def _refuse_with_load(self, live: LiveRequest, reason: str, text: str) -> None:
         """The router should believe at once that this worker is full, not with a heartbeat."""
         refused = RequestRefused(live.request_id, live.start.dispatch, reason, text)
-        loaded = self._engine.call(lambda engine: load_of(engine.stats()))
-        is_draining = self._refusing == "draining"
-        sent = partial(_send_refused, live.stream, refused, is_draining=is_draining)
-        loaded.add_done_callback(sent)
+        looked = self._engine.call(lambda engine: engine.stats())
+        looked.add_done_callback(partial(self._send_refused, live.stream, refused))
+
+    def _send_refused(
+        self, stream: Stream[Any], refused: RequestRefused, looked: asyncio.Future[EngineStats]
+    ) -> None:
+        """On the loop; changes nothing here."""
+        if not looked.cancelled() and looked.exception() is None:
+            is_draining = self._refusing == "draining"
+            load = replace(self.load(looked.result()), is_draining=is_draining)
+            refused = replace(refused, load=load)
+        stream.send(refused)
 
     def _end(self, live: LiveRequest) -> None:
         """End it everywhere, and say nothing."""
@@ -455,15 +470,3 @@ class Requests:
             self._handing_off.pop(live.request_id, None)
         self._by_engine_id.pop(live.engine_id, None)
         self._resumed(live)
-
-
-def _send_refused(
-    stream: Stream[Any],
-    refused: RequestRefused,
-    loaded: asyncio.Future[WorkerLoad],
-    *,
-    is_draining: bool,
-) -> None:
-    if not loaded.cancelled() and loaded.exception() is None:
-        refused = replace(refused, load=replace(loaded.result(), is_draining=is_draining))
-    stream.send(refused)

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, NoReturn, assert_never
 
 import msgspec
-from msgspec.structs import replace
 
 from control_plane.rpc.inbox import Inbox
 from control_plane.rpc.interface import Stream
@@ -42,8 +41,6 @@ from decode_pool.token_outbox import TokenOutbox
 from decode_pool.verification import Verification
 from engine.events import Event
 from engine.interface import EngineApi
-from engine.load import load_of
-from kv_transfer.paths import with_paths
 from kv_transfer.transport import Notification
 from kv_transfer.transports_seen import TransportsSeen
 
@@ -297,9 +294,7 @@ class DecodeWorker:
         while True:
             stats = await ports.engine.call(lambda engine: engine.stats())
             requests.receiving.is_starving = requests.is_starving(stats)
-            receiving = requests.receiving
-            load = replace(load_of(stats), fences=receiving.num_fences)
-            self._load.tell(with_paths(load, receiving.paths, self._clock.now()))
+            self._load.tell(requests.load(stats))
             await self._reports.next(is_idle=requests.is_idle)
 
 

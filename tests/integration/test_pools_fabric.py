@@ -152,6 +152,11 @@ async def test_a_worker_says_when_no_path_works_and_when_one_does_again() -> Non
             assert said.startswith("no KV moves to or from any of 1 peers: "), said
         await until(lambda: cluster.router.loads[-1].is_unpaired)
         assert cluster.router.loads[-1].path_failure == cluster.decode.path_failure
+        long = request_of("long", range(10, 300))
+        refused = (await served(cluster.router.start(long, cluster.candidates), long)).refused
+        assert refused is not None
+        assert refused.load is not None
+        assert refused.load.path_failure == cluster.decode.path_failure
         cluster.fabric.faults = Faults()
         assert (await run(cluster, "after", 200)).traces[-1].decision == "disaggregated"
         assert (prefill.path_failure, cluster.decode.path_failure) == ("", "")
