@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 DRAIN_S = 5.0
 """From SIGTERM until answers that still run are ended; the launcher, which takes the whole cluster
-down, waits 10 s. A drain with 60 s, while other routers serve on, comes before the stop."""
+down, waits 10 s."""
 
 
 async def run_router(config: Config, options: RouterOptions) -> None:

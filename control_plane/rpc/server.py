@@ -31,7 +31,7 @@ class RpcServer:
     """Serves streams of the kinds that have a listener ("router", "decode").
 
     Args:
-        hello: what this worker says now; asked for every stream, since a role may change.
+        hello: what this worker says; asked for every stream.
         refused: counts whom it refuses.
     """
 
