@@ -69,7 +69,7 @@ class _Attempt:
 
 
 class Attempts:
-    """Lives in the worker's task; every method runs there.
+    """Lives in the worker's task; every method runs there, but `expect`.
 
     Args:
         terms: what this worker offers; `refuse` changes it.
@@ -120,7 +120,11 @@ class Attempts:
 
     def expect(self, request_id: RequestId) -> None:
         """A request that ran here goes on elsewhere: take one ask of it, for what the cache holds,
-        though no other is taken."""
+        though no other is taken.
+
+        Called as it is stopped, in whatever task of the loop: a drain that looked before this was
+        counted would end the process.
+        """
         self._expected[request_id] = self._clock.now() + EXPECTED_S
         self.busy.set()
 

@@ -26,6 +26,8 @@ HURRY_S = 5.0
 is 10 s: it takes the whole cluster down, and there is nobody to hand requests to."""
 
 _FAIL_OVER_S = 1.0
+"""For routers to hear that requests failed, before the process ends or does other work."""
+
 _POLL_S = 0.02
 
 _log = logging.getLogger(__name__)
