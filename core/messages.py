@@ -114,7 +114,8 @@ class PathReport(msgspec.Struct, frozen=True):
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):
-    """What a worker tells on its streams with each heartbeat; the router's policy reads it.
+    """What a worker tells on its streams with each heartbeat while anything happens; the router's
+    policy reads it.
 
     Attributes:
         num_waiting: requests without blocks.

@@ -1,4 +1,4 @@
-"""What a worker tells routers of its engine with each heartbeat. Pure."""
+"""What a worker tells routers of its engine. Pure."""
 
 from __future__ import annotations
 
