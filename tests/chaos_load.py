@@ -24,6 +24,9 @@ from tests.chaos_requests import Request
 _RETRY_S = 0.5
 _MAX_TRIES = 100
 
+_OUR_FAULT = 500
+"""Never right, whoever is struck meanwhile."""
+
 
 @dataclass
 class Outcome:
@@ -123,6 +126,8 @@ class Load:
         answered = outcome.answered
         is_whole = answered.has_left or (answered.num_ends and not answered.error)
         if is_whole and answered.status in (None, 200):
+            return False
+        if answered.status == _OUR_FAULT:
             return False
         if any(one.victim == router and one.ends_connections for one in struck):
             return True
