@@ -34,7 +34,6 @@ from core.messages import (
 from engine.engine_driver import EngineDriver
 from engine.events import (
     Admitted,
-    CacheChanged,
     Computed,
     Event,
     Generated,
@@ -74,7 +73,6 @@ class Attempts:
     Args:
         terms: what this worker offers; `refuse` changes it.
         later: called from callbacks on the loop.
-        on_cache_changed: the cache ledger's writer.
         quarantine_s: patience with writes that do not end, see `is_renewal_due`.
 
     Attributes:
@@ -82,14 +80,13 @@ class Attempts:
         busy: set while there is something to do.
     """
 
-    def __init__(  # noqa: PLR0913 - keyword-only wiring, called once
+    def __init__(
         self,
         terms: PrefillTerms,
         engine: EngineDriver,
         pusher: Pusher,
         *,
         later: Later,
-        on_cache_changed: Callable[[CacheChanged], None],
         clock: Clock,
         quarantine_s: float,
     ) -> None:
@@ -97,7 +94,6 @@ class Attempts:
         self._engine = engine
         self._pusher = pusher
         self._later = later
-        self._on_cache_changed = on_cache_changed
         self._clock = clock
         self._quarantine_s = quarantine_s
         self._attempts: dict[HandoffId, _Attempt] = {}
@@ -217,10 +213,8 @@ class Attempts:
                 self._by_engine_id(event.request_id, sampled)
             case Scored():
                 self._scored(event)
-            case CacheChanged():
-                self._on_cache_changed(event)
             case _:
-                return
+                return  # the decode pool's: both hear the same engine
 
     def _scored(self, event: Scored) -> None:
         """Told as they come: each has its place in the prompt, whatever becomes of the attempt."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from core.memory_region import MemoryRegion
 from engine.engine_driver import EngineDriver
-from engine.events import CacheChanged
 from kv_transfer.transfer_driver import TransferDriver
 from kv_transfer.transport import Transport
 
@@ -24,7 +23,6 @@ class PrefillPorts:
             process.
         new_transport: makes a fresh agent of the same name, when the old one must be destroyed to
             let go of blocks; called on the fabric's thread.
-        on_cache_changed: the cache ledger's writer.
         on_transport: hears what the fabric's writes go over ("ucx (cma)") when it becomes known.
         on_renewed: the agent is a fresh one, whose address those who write here must learn.
     """
@@ -33,6 +31,5 @@ class PrefillPorts:
     fabric: TransferDriver
     region: MemoryRegion
     new_transport: Callable[[], Transport]
-    on_cache_changed: Callable[[CacheChanged], None]
     on_transport: Callable[[str], None] | None = None
     on_renewed: Callable[[], None] | None = None

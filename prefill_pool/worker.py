@@ -159,7 +159,6 @@ class PrefillWorker:
             ports.engine,
             pusher,
             later=self._inbox.put,
-            on_cache_changed=ports.on_cache_changed,
             clock=self._clock,
             quarantine_s=fabric.quarantine_s,
         )

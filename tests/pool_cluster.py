@@ -318,7 +318,6 @@ class PoolCluster:
             machine.fabric,
             machine.region,
             machine.new_transport,
-            lambda _: None,
             partial(self._on_transport, name),
         )
         machine.task = asyncio.create_task(worker.run(ports))

@@ -37,7 +37,6 @@ from deploy.worker.cache_news import CacheNews
 from deploy.worker.health import WorkerHealth
 from deploy.worker.parts import WorkerParts, start_parts
 from deploy.worker.probes import WorkerApp
-from engine.events import CacheChanged
 from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.transport import Health
 from prefill_pool.ports import PrefillPorts
@@ -230,7 +229,6 @@ class _WorkerProcess:
             new_transport=lambda: NixlTransport(parts.agent, listen=listen),
             on_transport=self._transport_seen,
             on_renewed=parts.decode.renewed,
-            on_cache_changed=_heard_already,
         )
 
     def _decode_ports(self) -> DecodePorts:
@@ -260,7 +258,3 @@ class _WorkerProcess:
             clock=self._clock,
             refused=self._refused,
         )
-
-
-def _heard_already(_: CacheChanged) -> None:
-    """There is one cache; the decode pool hears all of its changes."""

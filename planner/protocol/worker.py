@@ -253,7 +253,6 @@ class Worker:
             fabric=self.transfer_driver,
             region=self._region,
             new_transport=self._new_transport,
-            on_cache_changed=_heard_already,
             on_renewed=self.decode.renewed,
         )
 
@@ -312,10 +311,6 @@ def _record_of(process: Process, role: Role, num_blocks: int, layout: KvLayout) 
         transport="inprocess",
         pid=0,
     )
-
-
-def _heard_already(_: CacheChanged) -> None:
-    """There is one cache; the decode pool hears all of its changes."""
 
 
 def _nothing(_: RequestId) -> None:

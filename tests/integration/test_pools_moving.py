@@ -16,6 +16,7 @@ from core.request import EngineRequest
 from core.worker_record import Hello, Role
 from decode_pool.ports import DecodePorts
 from decode_pool.worker import DecodeWorker
+from engine.events import CacheChanged
 from kv_transfer.inprocess.model import Faults, Frozen
 from prefill_pool import worker as prefill_worker
 from prefill_pool.ports import PrefillPorts
@@ -61,6 +62,7 @@ class Leaver:
         self.decode, self.prefill = DecodeWorker(*whose), PrefillWorker(*whose)
         self.pools = Pools(role, self.decode, self.prefill, self.orders.append)
         self.router = Mover()
+        self.cache_changes: list[CacheChanged] = []
 
     async def start(self) -> None:
         machine, pools = self.machine, self.pools
@@ -84,7 +86,6 @@ class Leaver:
                         machine.fabric,
                         machine.region,
                         machine.new_transport,
-                        lambda _: None,
                         on_renewed=self.decode.renewed,
                     )
                 )
@@ -96,7 +97,7 @@ class Leaver:
                         machine.fabric,
                         machine.region,
                         self.cluster.connect,
-                        lambda _: None,
+                        self.cache_changes.append,
                         lambda _: None,
                         lambda _: None,
                         on_moved=self.prefill.expect,
@@ -258,6 +259,7 @@ async def test_while_its_region_moves_nothing_is_written_and_then_all_goes_on() 
             await machine.fabric.call(lambda transport: transport.register(machine.region))
         leaver.cluster.expect(request, await served(answer, request))
         await until(lambda: leaver.router.loads[-1].fences == 1)
+        assert any(change.stored for change in leaver.cache_changes), "of a prompt for a peer, too"
         await leaver.cluster.until_idle()
 
 

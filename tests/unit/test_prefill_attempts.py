@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from core.block_hash import BlockHash
 from core.clock import ManualClock
 from core.ids import Attempt, BlockId, Boot, HandoffId, RequestId, WorkerId
 from core.messages import (
@@ -23,7 +22,7 @@ from core.messages import (
 from core.request import EngineRequest, PromptLogprobs
 from core.sampling_params import SamplingParams
 from core.worker_record import Hello
-from engine.events import Admitted, CacheChanged, Computed, Generated, Mode, Scored
+from engine.events import Admitted, Computed, Generated, Mode, Scored
 from kv_transfer.handoff.prefill_messages import Push
 from kv_transfer.handoff.prefill_side import PrefillTerms
 from kv_transfer.transport import Poll, TransferState
@@ -81,7 +80,6 @@ class World:
         self.engine, self.stream, self.writes = Engine(), Stream(), Writes()
         self.clock = ManualClock()
         self.callbacks: list[Callable[[Attempts], None]] = []
-        self.cache_changes: list[CacheChanged] = []
         engine: Any = self.engine
         pusher: Any = self.writes
         self.attempts = Attempts(
@@ -89,7 +87,6 @@ class World:
             engine,
             pusher,
             later=self.callbacks.append,
-            on_cache_changed=self.cache_changes.append,
             clock=self.clock,
             quarantine_s=5.0,
         )
@@ -157,13 +154,6 @@ async def test_what_the_engine_does_not_take_is_refused_and_forgotten() -> None:
     assert isinstance(refused, HandoffRefused)
     assert refused.message == "request r is here already"
     assert len(world.attempts) == 0
-
-
-async def test_the_ledger_hears_of_each_change_of_the_cache() -> None:
-    world = World()
-    changes = [CacheChanged((BlockHash(bytes(16)),), ()), CacheChanged((), ())]
-    world.attempts.engine_says([*changes])
-    assert world.cache_changes == changes
 
 
 async def test_a_connection_goes_with_the_last_write_to_a_worker_that_left() -> None:
