@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -131,7 +132,8 @@ class Asked:
 
     def leave(self) -> None:
         """Go away, as a client who was killed: the kernel closes the connection."""
-        self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # its own end has closed it
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
     def report(self) -> str:
