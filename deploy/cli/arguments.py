@@ -151,7 +151,10 @@ def _add_up(commands: _Commands) -> None:
     _add_http_flags(up)
     _add_shared_flags(up, etcd="etcd of your own, HOST:PORT[,...] (default: one is started)")
     up.add_argument(
-        "--log-dir", type=Path, metavar="DIR", help="one log file a process (default: stderr)"
+        "--log-dir",
+        type=Path,
+        metavar="DIR",
+        help="one log file a process (default: stderr); --log-level info for more than warnings",
     )
 
 

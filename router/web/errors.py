@@ -45,7 +45,9 @@ def error_event(error: RequestError) -> bytes:
 
 def not_found(path: str) -> RequestError:
     """Return the 404 of an unknown route."""
-    return RequestError(f"{path}: no such route", status=404, code="not_found")
+    return RequestError(
+        f"{path}: no such route; /docs shows all of them", status=404, code="not_found"
+    )
 
 
 def method_not_allowed(method: str, path: str) -> RequestError:

@@ -70,6 +70,13 @@ async def test_routes(method: str, path: str, status: int, code: str) -> None:
     assert (status == 405) == ("allow" in answer.headers)
 
 
+async def test_an_unknown_route_says_where_the_known_ones_are() -> None:
+    async with serving(hello()) as client:
+        error = error_of(await client.get("/"), 404)
+        assert error["message"] == "/: no such route; /docs shows all of them"
+        assert (await client.get("/docs")).status_code == 200
+
+
 @pytest.mark.parametrize("path", [PATH, "/v1/completions", "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b'{"a":"\xff"}', b"[" * 50_000])
 async def test_bodies_that_are_no_json(path: str, raw: bytes) -> None:
