@@ -8,6 +8,7 @@
 #   make check   format, lint, types, import contracts, sizes
 #   make simulate  look for violations of the handoff's invariants under random faults  SEEDS=20000
 #   make chaos   real processes under load and every fault, 10 seeds  SEEDS=3  ARGS="--first 4", ARGS="--model"
+#   make soak    ten minutes of load and churn: nothing that lives through them grows  ARGS="--minutes 3"
 #   make check-model  search the orders of one handoff further than the tests do  ARGS="twice"
 #   make bench   run the benchmarks                  ARGS="ttft"
 #   make bench-peers  install what the benchmarks measure beside ours; some ten minutes
@@ -33,7 +34,7 @@ ENGINES_INSTALLED := $(ENGINES_VENV)/.installed
 CLIENTS_VENV := .venv-clients
 CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
 
-.PHONY: up chat test test-sanitized coverage simulate chaos check-model check bench bench-peers clients install
+.PHONY: up chat test test-sanitized coverage simulate chaos soak check-model check bench bench-peers clients install
 .DELETE_ON_ERROR:
 
 up: $(INSTALLED)
@@ -64,6 +65,9 @@ simulate: $(INSTALLED)
 chaos: SEEDS = 10
 chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos_run --seeds $(SEEDS) $(ARGS)
+
+soak: $(INSTALLED)
+	$(BIN)/python -m tests.soak_run $(ARGS)
 
 check-model: $(INSTALLED)
 	$(BIN)/python -m tests.handoff_bounds $(ARGS)
