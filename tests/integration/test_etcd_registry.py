@@ -29,6 +29,7 @@ from core.ids import Boot, WorkerId
 from core.worker_record import Role, WorkerRecord
 from tests.etcd_mirror import Mirror
 from tests.etcd_server import EtcdServer
+from tests.worker_records import worker_record
 
 pytestmark = pytest.mark.anyio
 
@@ -97,28 +98,6 @@ async def its_client(etcd: EtcdServer) -> AsyncGenerator[EtcdClient]:
 def quick_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_watch, "POLL_S", 0.3)
     monkeypatch.setattr(prefix_watch, "_GRACE_S", 0.1)
-
-
-def record(worker_id: str = "w0", boot: str = "b0", role: Role = Role.DECODE) -> WorkerRecord:
-    return WorkerRecord(
-        worker_id=WorkerId(worker_id),
-        boot=Boot(boot),
-        registration=0,
-        role=role,
-        address="127.0.0.1:1",
-        metrics_address="127.0.0.1:2",
-        model="m",
-        model_fingerprint="f",
-        layout="l",
-        numerics="n",
-        block_size=16,
-        block_bytes=1024,
-        num_blocks=8,
-        max_model_len=128,
-        fabric="inprocess",
-        transport="inprocess",
-        pid=1,
-    )
 
 
 class Changes:
@@ -308,7 +287,7 @@ async def test_a_worker_registers_changes_and_leaves(client: EtcdClient) -> None
     registry = Registry(client, "test", CLOCK, lease_s=1)
     changes = Changes()
     watch = registry.watch_workers(changes.queue.put_nowait)
-    handle = registry.register(record())
+    handle = registry.register(worker_record())
     seen = await changes.seen()
     assert (seen.worker_id, seen.registration) == ("w0", 1)
     await handle.wait_registered()
@@ -327,7 +306,7 @@ async def test_who_changes_again_under_a_registration_waits_for_the_last_change(
     client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = Registry(client, "test", CLOCK, lease_s=1)
-    handle = registry.register(record())
+    handle = registry.register(worker_record())
     await handle.wait_registered()
     transaction = client.transaction
 
@@ -347,9 +326,9 @@ async def test_who_changes_again_under_a_registration_waits_for_the_last_change(
 
 async def test_a_restarted_worker_takes_its_entry_over(client: EtcdClient) -> None:
     registry = Registry(client, "test", CLOCK, lease_s=1)
-    first = registry.register(record(boot="b0"))
+    first = registry.register(worker_record(boot="b0"))
     await first.wait_registered()
-    second = registry.register(record(boot="b1"))
+    second = registry.register(worker_record(boot="b1"))
     await second.wait_registered()
     await until(lambda: not first.is_valid(CLOCK.now()))
     (entry,) = await registered(client)
@@ -365,7 +344,7 @@ async def test_registered_again_after_a_lease_revoked_by_hand(client: EtcdClient
     registry = Registry(client, "test", CLOCK, lease_s=1)
     changes = Changes()
     watch = registry.watch_workers(changes.queue.put_nowait)
-    handle = registry.register(record())
+    handle = registry.register(worker_record())
     await changes.seen()
     await handle.wait_registered()
     assert handle.entry is not None
@@ -382,7 +361,7 @@ async def test_registered_again_after_a_freeze_longer_than_the_lease(
     registry = Registry(its_client, "test", CLOCK, lease_s=1)
     changes = Changes()
     watch = registry.watch_workers(changes.queue.put_nowait)
-    handle = registry.register(record())
+    handle = registry.register(worker_record())
     await changes.seen()
     await handle.wait_registered()
     etcd.freeze()
@@ -403,7 +382,7 @@ async def test_registered_again_in_an_etcd_that_came_back_empty(
     etcd: EtcdServer, its_client: EtcdClient
 ) -> None:
     registry = Registry(its_client, "test", CLOCK, lease_s=1)
-    handle = registry.register(record())
+    handle = registry.register(worker_record())
     await handle.wait_registered()
     world = await its_client.get(WORLD)
     await asyncio.to_thread(etcd.restart, empty=True)
@@ -416,7 +395,7 @@ async def test_registered_again_in_an_etcd_that_came_back_empty(
 async def test_a_worker_that_starts_before_etcd_registers_later(etcd: EtcdServer) -> None:
     etcd.kill()
     async with client_of(etcd) as client:
-        handle = Registry(client, "test", CLOCK, lease_s=1).register(record())
+        handle = Registry(client, "test", CLOCK, lease_s=1).register(worker_record())
         await asyncio.to_thread(etcd.restart)
         async with asyncio.timeout(8):
             await handle.wait_registered()
@@ -425,7 +404,7 @@ async def test_a_worker_that_starts_before_etcd_registers_later(etcd: EtcdServer
 
 async def test_a_world_is_made_once(client: EtcdClient) -> None:
     registry = Registry(client, "test", CLOCK, lease_s=1)
-    handle = registry.register(record())
+    handle = registry.register(worker_record())
     await handle.wait_registered()
     world = await client.get(WORLD)
     assert world is not None
@@ -443,7 +422,7 @@ def fail(*_: object) -> None:
 async def test_a_part_that_fails_is_told_to_its_owner(client: EtcdClient, part: str) -> None:
     failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
     registry = Registry(client, "test", CLOCK, lease_s=2, on_failure=failed.set_result)
-    handle = registry.register(record())
+    handle = registry.register(worker_record())
     if part == "registration":
         handle.on_registered(fail)
         closing = handle
