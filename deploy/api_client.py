@@ -135,6 +135,7 @@ class ApiClient:
 
         Raises:
             Unreachable, ApiRefusal: one line each.
+            UsageError: the API wants another key.
         """
         with self._request("GET", path, None, {}) as response:
             return self._decode(response.read(), wanted)
@@ -144,6 +145,7 @@ class ApiClient:
 
         Raises:
             Unreachable, ApiRefusal: one line each.
+            UsageError: the API wants another key.
         """
         data = msgspec.json.encode(body)
         with self._request("POST", path, data, {"content-type": "application/json"}) as response:
@@ -164,6 +166,7 @@ class ApiClient:
 
         Raises:
             Unreachable, ApiRefusal: also for an error event in the stream, or one that breaks off.
+            UsageError: the API wants another key.
         """
         data = msgspec.json.encode({**body, "stream": True})
         sent = {"content-type": "application/json", **(headers or {})}
@@ -190,6 +193,9 @@ class ApiClient:
         try:
             connection.request(method, self._prefix + path, data, {**self._headers, **headers})
             response = connection.getresponse()
+            if response.status == http.HTTPStatus.UNAUTHORIZED:
+                msg = f"{self._refusal(response)}; give --api-key, or set OPENAI_API_KEY"
+                raise UsageError(msg)
             if response.status != 200:
                 raise ApiRefusal(self._refusal(response), response.status)
             yield response

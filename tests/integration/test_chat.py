@@ -147,6 +147,17 @@ def test_failure_is_one_line(
     assert said in line
 
 
+def test_a_key_that_is_missing_is_a_slip_that_says_how_to_give_it(
+    api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.status, api.events = 401, [b'{"error":{"message":"authorization: must be a key"}}']
+    pipe_in(monkeypatch, b"Hello")
+    assert main(["chat", "--url", api.url]) == 2
+    assert capsys.readouterr().err == (
+        "dovetail: authorization: must be a key (HTTP 401); give --api-key, or set OPENAI_API_KEY\n"
+    )
+
+
 @pytest.mark.parametrize("message", [b"", b" \n", b"\xff"])
 def test_nothing_to_answer_is_a_slip(
     api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], message: bytes
