@@ -93,7 +93,7 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard engine/kernels/cpu/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
 	  { echo "dovetail: needs Python 3.11, 3.12 or 3.13; choose one with make PYTHON=python3.11" >&2; exit 2; }
-	@echo "setting up $(VENV), once (two or three minutes)"
+	@echo "setting up $(VENV), once (some five minutes)"
 	@# An interrupted set-up leaves an environment without pip; it is made anew.
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'

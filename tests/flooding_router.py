@@ -63,7 +63,7 @@ class FloodingDispatcher:
                 await asyncio.sleep(0)
         stream.end(None)
 
-    def order(self, worker_id: WorkerId, order: WorkerOrder) -> None:
+    def order(self, worker_id: WorkerId, order: WorkerOrder, *, is_forced: bool = False) -> None:
         """There is no worker."""
 
     def cancel(self, request_id: RequestId) -> None:

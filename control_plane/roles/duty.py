@@ -125,7 +125,7 @@ class Duty:
         self._leave_by: float | None = None
 
     def order(self, order: WorkerOrder) -> None:
-        """Take an operator's order; a later one wins."""
+        """Take an operator's order; of roles, and of deadlines, the last one counts."""
         _log.info("ordered: %s", order)
         match order:
             case DrainWorker(deadline_s):

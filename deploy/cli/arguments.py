@@ -250,8 +250,12 @@ def _add_chat(commands: _Commands) -> None:
     _add_api(chat)
     chat.add_argument("--model", default="", metavar="NAME", help="default: the one served")
     chat.add_argument("--system", default="", metavar="TEXT", help="a system message")
-    chat.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
-    chat.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    chat.add_argument(
+        "--max-tokens", type=int, default=1024, metavar="N", help="longest answer (1024)"
+    )
+    chat.add_argument(
+        "--temperature", type=float, default=0.2, metavar="T", help="0 is greedy, 1 the API's (0.2)"
+    )
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:

@@ -127,7 +127,8 @@ class WorkerLink:
         self._has_failed = False
         self._has_opened = False
         self._is_refused = False
-        self._ordered: WorkerOrder | None = None
+        self.is_leaving = False
+        self._ordered: Role | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -155,16 +156,12 @@ class WorkerLink:
     def lasting_role(self) -> Role | None:
         """What of its role it serves in now, and still will once it has obeyed its orders; None
         where that is nothing."""
-        if not self.is_open or self.is_suspect or self.is_draining:
+        if not self.is_open or self.is_suspect or self.is_draining or self.is_leaving:
             return None
-        role = self.record.role
-        match self._ordered:
-            case DrainWorker():
-                return None
-            case SwitchRole(ordered) if ordered is not role:
-                return None if Role.PREFILL in (role, ordered) else Role.DECODE
-            case _:
-                return role
+        role, ordered = self.record.role, self._ordered
+        if ordered in (None, role):
+            return role
+        return None if Role.PREFILL in (role, ordered) else Role.DECODE
 
     def view(self) -> WorkerView:
         """Return what the policy sees."""
@@ -202,7 +199,11 @@ class WorkerLink:
 
     def order(self, order: WorkerOrder) -> None:
         """Send an operator's order. What it will come to counts before the worker says so."""
-        self._ordered = order
+        match order:
+            case DrainWorker():
+                self.is_leaving = True
+            case SwitchRole(role):
+                self._ordered = role
         self.send(order)
 
     def send(self, message: RouterToWorker | WorkerOrder) -> None:
@@ -251,7 +252,10 @@ class WorkerLink:
         self._stream = None
         self.is_open = self.is_suspect = False
         self.idle_since = None
-        self._ordered = None  # perhaps never heard; what the worker does it says itself
+        self.is_leaving, self._ordered = (
+            False,
+            None,
+        )  # perhaps never heard; what the worker does it says itself
         self.load = WorkerLoad()
         self.pending.clear()
         self.preemptions = RecentPreemptions()

@@ -11,7 +11,7 @@ from control_plane.rpc.refusals import PeersRefused
 from core.errors import RequestError
 from core.ids import Boot, WorkerId
 from core.kv_layout import summary_difference
-from core.messages import WorkerOrder
+from core.messages import SwitchRole, WorkerOrder
 from core.worker_record import Role, WorkerRecord
 from router.dispatch.interface import ServedModel
 from router.dispatch.worker_link import Dial, LinkOwner, LinkState, WorkerLink
@@ -23,6 +23,9 @@ ModelKey = tuple[str, str, int]
 
 _PREFILL = Role.PREFILL
 """An enum's members are slow to look up in its class; this is asked often."""
+
+_MAX_SHOWN = 80
+"""Of a name that nobody has."""
 
 _KEY_FIELDS = ("model", "model_fingerprint", "block_size")
 
@@ -67,11 +70,14 @@ class WorkerTable:
         link = self._links.get(worker_id)
         if link is None:
             known = ", ".join(sorted(self._links)) or "none"
-            msg = f"worker = {worker_id!r}: is not known; there are: {known}"
+            msg = f"worker = {worker_id[:_MAX_SHOWN]!r}: is not known; there are: {known}"
             raise RequestError(msg, status=404, param="worker", code="worker_not_found")
         if not link.is_open:
             msg = f"worker {worker_id!r} cannot be reached now; try again soon"
             raise RequestError(msg, status=503, code="worker_unreachable", retry_after_s=1.0)
+        if link.is_leaving and isinstance(order, SwitchRole):
+            msg = f"role = {str(order.role)!r}: {worker_id} was ordered to leave, and will"
+            raise RequestError(msg, status=409, param="role", code="worker_leaving")
         role = link.lasting_role
         if role is not None and not is_forced:
             others = self._lasting_roles(link)

@@ -183,6 +183,25 @@ async def test_others_count_by_what_they_are_ordered_to_be(cluster: Cluster) -> 
     refused(cluster, "d1", LEAVE)
 
 
+async def test_who_leaves_counts_no_more_whatever_else_it_is_ordered(cluster: Cluster) -> None:
+    first = await cluster.add("d0", Role.DECODE)
+    await cluster.add("d1", Role.DECODE)
+    cluster.dispatcher.order(first.name, LEAVE)
+    with pytest.raises(RequestError, match="role = 'both': d0 was ordered to leave") as refusal:
+        cluster.dispatcher.order(first.name, TO_BOTH)
+    assert (refusal.value.status, refusal.value.code) == (409, "worker_leaving")
+    refused(cluster, "d1", LEAVE)
+    record = replace(first.record(), role=Role.BOTH)
+    cluster.dispatcher.on_worker_change(WorkerSeen(record))  # of an order before that
+    refused(cluster, "d1", LEAVE)
+
+
+async def test_an_unknown_name_is_not_repeated_at_any_length(cluster: Cluster) -> None:
+    with pytest.raises(RequestError) as refusal:
+        cluster.dispatcher.order(WorkerId("w" * 5000), LEAVE)
+    assert len(refusal.value.message) < 200
+
+
 async def test_who_has_obeyed_counts_as_what_it_is(cluster: Cluster) -> None:
     first, second = await cluster.add("d0", Role.DECODE), await cluster.add("p0", Role.PREFILL)
     cluster.dispatcher.order(second.name, TO_DECODE)
