@@ -153,24 +153,16 @@ def test_a_peer_is_asked_for_the_outputs_of_a_lone_sample_as_for_a_prompt() -> N
     assert fresh.for_peer().prompt == fresh.carried == tuple(LONG)
 
 
-def test_a_chunked_trunk_of_prompt_and_outputs_forks_at_its_end() -> None:
+def test_a_trunk_that_lost_its_blocks_forks_when_all_is_computed_again() -> None:
     replica = Replica(chunk_tokens=32)
-    replica.add(LONG, seed=5, max_tokens=60)
-    replica.run()
     request = with_outputs("again", 45)
     replica.requests[request.request_id] = request
     replica.engine.add(request, Mode.RECEIVE, handoff=handoff_of("again"))
+    state = replica.scheduler.state
+    (trunk,) = state.runs[request.request_id].sequences
+    state.turn_local(trunk)  # as when all was here, before it was preempted
     replica.run()
+    assert [plan.work[0].num_query for plan in replica.plans[:4]] == [32, 32, 30, 1]
     assert replica.outputs(request.request_id) == replica.expected(request.request_id)
     replica.assert_all_right()
-    replica.assert_idle()
-
-
-def test_a_lone_sample_without_any_token_starts_like_a_new_request() -> None:
-    replica = Replica()
-    request_id = add(replica, with_outputs("again", 0, max_tokens=5))
-    replica.run()
-    assert replica.outputs(request_id) == replica.expected(request_id)
-    assert len(replica.outputs(request_id)) == 5
-    assert replica.plans[0].work[0].num_samples == 1
     replica.assert_idle()
