@@ -44,6 +44,9 @@ _NOT_YET = (404, 409, 503)
 _POOLED_THREADS = 8
 """What gRPC's pool and asyncio's may grow by; a thread a request, or a peer's life, is more."""
 
+_FILES_OF_A_PAIR = 2
+"""A stream and the fabric's: workers of one role meet once one has been in the other, or moved."""
+
 _POLL_S = 0.1
 
 _SETTINGS = (
@@ -238,9 +241,18 @@ class ChaosCluster:
         connected with everyone."""
         self._toil_before = self._toil_in_all()
         self._sizes = {
-            name: count + (_POOLED_THREADS if name.startswith("threads ") else 0)
-            for name, count in self._sizes_now().items()
+            name: count + self._may_grow(name) for name, count in self._sizes_now().items()
         }
+
+    def _may_grow(self, name: str) -> int:
+        """Return what is opened once however long it lasts."""
+        what, _, process = name.partition(" of ")
+        if what == "threads":
+            return _POOLED_THREADS
+        if what == "files" and process in self.workers:
+            peers = [one for one in self.workers if one[:-1] == process[:-1] and one != process]
+            return _FILES_OF_A_PAIR * len(peers)
+        return 0
 
     def toil(self) -> Counter[str]:
         """Return what the decode workers have gone through since `begin`."""
