@@ -36,7 +36,7 @@ _STOP_S = 60.0
 """Generous: from SIGTERM to the end, on a busy machine."""
 
 _OUTAGE_S = 150.0
-"""A role is registered before it is taken: generous where etcd is frozen for a minute."""
+"""Workers and roles are registered before they serve: generous where etcd is frozen for a minute."""
 
 _NOT_YET = (404, 409, 503)
 """What a router answers that does not know a worker, or who else serves, or has no stream yet."""
@@ -155,7 +155,7 @@ class ChaosCluster:
     def wait_ready(self, name: str) -> None:
         """Return once its present life says that it serves: a worker is registered by then, and a
         router knows who is."""
-        self._life(name).wait_for(r" ready +pid ", RECOVERY_S)
+        self._life(name).wait_for(r" ready +pid ", _OUTAGE_S)
 
     def kill(self, name: str) -> None:
         """kill -9, frozen or not."""
