@@ -36,7 +36,7 @@ _STOP_S = 60.0
 """Generous: from SIGTERM to the end, on a busy machine."""
 
 _OUTAGE_S = 150.0
-"""Workers and roles are registered before they serve: generous where etcd is frozen for a minute."""
+"""A worker registers before it serves: generous where etcd is frozen for a minute."""
 
 _NOT_YET = (404, 409, 503)
 """What a router answers that does not know a worker, or who else serves, or has no stream yet."""
