@@ -172,8 +172,8 @@ void Runner::list_body(const StepInputs& inputs) {
 // read, and long runs of them are read fastest.
 void Runner::list_linear(const Op& op, const Op* norm) {
   constexpr int kManyRows = 8;
-  if (!is_private() && (norm != nullptr || is_quantized(op.matrix->type)))
-    add({Unit::kPrepared, &op, norm, {}}, num_rows_, Take::kSome);
+  const bool is_prepared = norm != nullptr || is_quantized(op.matrix->type);
+  if (is_prepared && !is_private()) add({Unit::kPrepared, &op, norm, {}}, num_rows_, Take::kSome);
   add({Unit::kPanels, &op, norm, {}}, (panels_of(*op.matrix) + 1) / 2,
       num_rows_ <= kManyRows ? Take::kMost : Take::kSome);
 }
@@ -266,26 +266,27 @@ void Runner::prepare(const Stage& stage, int32_t row, const Activations& to) {
   kernels_.prepare_row(stage.op->matrix, &to, row);
 }
 
-// A thread's own copy of what it prepares for itself: only quants, where nothing is normed.
-Activations Runner::source_of(int thread, const Stage& stage) const {
+// A product's source; of few rows a thread's own, which it prepares once a phase: only quants, where
+// nothing is normed.
+Activations Runner::source_of(int thread, int phase, const Stage& stage) {
   const auto src = static_cast<size_t>(stage.op->src);
   const Activations& common = registers_[src].get();
   const bool is_prepared = stage.norm != nullptr || is_quantized(stage.op->matrix->type);
   if (!is_private() || !is_prepared) return common;
   Activations own = private_[static_cast<size_t>(thread)][src].get();
   if (stage.norm == nullptr) own.values = common.values;
+  int& prepared = prepared_[static_cast<size_t>(thread)].phase;
+  if (prepared != phase) {
+    for (int32_t row = 0; row < num_rows_; ++row) prepare(stage, row, own);
+    prepared = phase;
+  }
   return own;
 }
 
 void Runner::multiply(int thread, int phase, int32_t first, int32_t last) {
   const Stage& stage = stages_[static_cast<size_t>(phase)];
   const Op& op = *stage.op;
-  const Activations from = source_of(thread, stage);
-  int& prepared = prepared_[static_cast<size_t>(thread)].phase;
-  if (is_private() && prepared != phase && (stage.norm != nullptr || is_quantized(op.matrix->type))) {
-    for (int32_t row = 0; row < num_rows_; ++row) prepare(stage, row, from);
-    prepared = phase;
-  }
+  const Activations from = source_of(thread, phase, stage);
   const Activations& to = shared(op.out);
   kernels_.gemm(op.matrix, first, std::min(last, panels_of(*op.matrix)), &from, num_rows_, to.values, to.ld,
                 op.epilogue);

@@ -91,7 +91,7 @@ class Runner {
 
   bool is_private() const { return num_rows_ <= kPrivateRows; }
   const Activations& shared(int32_t number) const { return registers_[static_cast<size_t>(number)].get(); }
-  Activations source_of(int thread, const Stage& stage) const;
+  Activations source_of(int thread, int phase, const Stage& stage);
 
   static constexpr int kPrivateRows = 2;
 
