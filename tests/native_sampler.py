@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ import torch
 
 from core.request import TokenLogprobs
 from core.sampling_params import SamplingParams
-from engine.executor.native_sampling import Draw, Draws, SampledSequence, resolve
+from engine.executor.native_sampling import SampledSequence, Wish, Wishes, resolve
+from engine.kernels.cpu.abi import DrawItem
 from engine.sampling import sampler, slot_sampling
 from engine.sampling.logprobs import to_host
 
@@ -53,15 +55,22 @@ def by_torch(scene: Scene) -> tuple[int, TokenLogprobs | None]:
     return int(sampled.token_ids[0]), logprobs
 
 
+def drawn_from(asked: Sequence[Wish]) -> tuple[Any, Wishes]:
+    """Return the items of draws as the library makes them from their sequences, with the wishes."""
+    items = (DrawItem * len(asked))()
+    for item, wish in zip(items, asked, strict=True):
+        ctypes.memmove(ctypes.byref(item), ctypes.byref(wish.sequence.item), ctypes.sizeof(item))
+        item.sampling.position = item.sampling.num_history = wish.num_tokens
+    return items, Wishes(items, asked)
+
+
 def by_kernel(table: Any, scene: Scene) -> tuple[int, TokenLogprobs | None]:
     """Return the same of a kernel table; nothing beyond the logits and the scratch is touched."""
     vocab_size = len(scene.logits)
     sampling = resolve(scene.params, vocab_size)
     tokens = np.array(scene.tokens, np.int32)
     sequence = SampledSequence(sampling, tokens, scene.num_prompt, scene.sample_index)
-    draw = Draw(0, sequence, len(tokens), scene.allowed)
-    draws = Draws([draw])
-    (item,) = draws.items
+    (item,), wishes = drawn_from([Wish(0, sequence, len(tokens), scene.allowed)])
     logits = np.append(scene.logits, _GUARD)
     scratch = np.full(2 * vocab_size + 4096 + 1, np.nan, np.float32)  # what is there means nothing
     scratch[-1] = _GUARD
@@ -75,8 +84,7 @@ def by_kernel(table: Any, scene: Scene) -> tuple[int, TokenLogprobs | None]:
         item.top,
     )
     assert logits[-1] == scratch[-1] == _GUARD
-    (token,), (logprobs,) = draws.token_ids(), draws.logprobs()
-    return token, logprobs
+    return item.token, wishes.logprobs().get(0)
 
 
 def is_clear(scene: Scene) -> bool:

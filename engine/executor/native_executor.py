@@ -114,10 +114,10 @@ class NativeExecutor:
     def sample(self, handle: Handle, masks: Mapping[SlotId, Any] | None = None) -> None:
         """Draw the step's tokens and advance its slots."""
         step = self._steps.to_sample(handle)
-        draws = step.draws(masks or {})
-        if draws is not None:
-            self._runner.draw(draws.items)
-        step.advance(draws)
+        wishes = step.wishes(masks or {}, self._slots)
+        granted = self._runner.refine(wishes) if wishes else None
+        drawn = self._runner.draw(len(step.plan.work))
+        step.finish(drawn, granted.logprobs() if granted is not None else {})
 
     def collect(self, handle: Handle) -> StepResult:
         """Return the oldest step's results."""
@@ -130,16 +130,17 @@ class NativeExecutor:
         Returns:
             float32 [query tokens, vocab_size], in the order of the plan's work.
         """
-        step = self._forward(plan, select_all=True)
-        step.advance(None)
-        return self._runner.logits(step.num_rows)
+        step = self._forward(plan, selects_all=True)
+        logits = self._runner.logits(step.num_rows)
+        self._runner.draw(len(plan.work))  # nothing, but the slots move on
+        return logits
 
     def close(self) -> None:
         """Free everything but the region."""
         self._steps.clear()
         self._runner.close()
 
-    def _forward(self, plan: StepPlan, *, select_all: bool = False) -> NativeStep:
+    def _forward(self, plan: StepPlan, *, selects_all: bool = False) -> NativeStep:
         started = self.clock.now()
         self._steps.admit(plan)
         self._slots.apply(plan)
@@ -149,7 +150,7 @@ class NativeExecutor:
             started=started,
             hidden_size=self._spec.hidden_size,
             vocab_size=self._spec.vocab_size,
-            select_all=select_all,
+            selects_all=selects_all,
         )
         self._inputs.region = self._region.address  # a fence may have moved it
         kept = step.fill(self._inputs)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,17 @@ import numpy.typing as npt
 from core.errors import ModelError
 from core.kv_layout import KvDtype, KvLayout
 from engine.executor.native_model import NativeModel
-from engine.kernels.cpu.abi import KvLayer, KvType, ModelShape, Op, SignalCallback, StepInputs
+from engine.executor.native_sampling import Wish, Wishes
+from engine.kernels.cpu.abi import (
+    DrawItem,
+    KvLayer,
+    KvType,
+    ModelShape,
+    Op,
+    SignalCallback,
+    StepInputs,
+    StepOutputs,
+)
 from engine.kernels.cpu.library import library
 from engine.models.rope_frequencies import attention_factor, rope_frequencies
 from engine.models.spec import ModelSpec
@@ -24,6 +34,20 @@ _KV_TYPES: Final = {
     KvDtype.BF16: KvType.BF16,
     KvDtype.INT8: KvType.INT8,
 }
+
+
+class Drawn(NamedTuple):
+    """What a step drew.
+
+    Attributes:
+        tokens: of all draws, in the order of the work items.
+        firsts, ends: of each work item: the range of its draws that count, all but those after a
+            wrong draft.
+    """
+
+    tokens: list[int]
+    firsts: list[int]
+    ends: list[int]
 
 
 class NativeRunner:
@@ -96,13 +120,22 @@ class NativeRunner:
         """Run one forward pass; the logits of its selected rows stay until the next."""
         self._check(done=self._library.dovetail_forward(self._runner, ctypes.byref(inputs)))
 
-    def draw(self, items: Any) -> None:
-        """Draw tokens from the last pass' logits, which are overwritten.
+    def refine(self, wishes: Sequence[Wish]) -> Wishes:
+        """Tell the last pass' draws what is wished; keep the result until they are drawn."""
+        items = DrawItem * (wishes[-1].draw + 1)
+        return Wishes(items.from_address(self._library.dovetail_draws(self._runner)), wishes)
+
+    def draw(self, num_work: int) -> Drawn:
+        """Draw the tokens of the last pass, from logits that are overwritten; append them to the
+        slots, and move these on.
 
         Args:
-            items: an array of `DrawItem`.
+            num_work: work items of the pass.
         """
-        self._check(done=self._library.dovetail_draw(self._runner, items, len(items)))
+        outputs = StepOutputs()
+        self._check(done=self._library.dovetail_draw(self._runner, ctypes.byref(outputs)))
+        ranges = _integers(outputs.ranges, 2 * num_work)
+        return Drawn(_integers(outputs.tokens, outputs.num_tokens), ranges[::2], ranges[1::2])
 
     def logits(self, num_rows: int) -> Floats:
         """Return a copy of the last pass' logits, float32 [num_rows, vocab_size]."""
@@ -123,6 +156,10 @@ class NativeRunner:
         if not done:
             msg = f"the native library: {self._library.dovetail_error().decode()}"
             raise ModelError(msg)
+
+
+def _integers(address: int | None, count: int) -> list[int]:
+    return (ctypes.c_int32 * count).from_address(address)[:] if address is not None else []
 
 
 def signal_callback(on_signal: Callable[[int], None] | None) -> Any:

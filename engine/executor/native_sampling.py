@@ -1,13 +1,12 @@
 """What the native sampler is told of each row, and what it tells back; no torch.
 
-A sequence's parameters become a `DrawItem` once; each draw copies it and adds what moves: the
-position, the ids that may not come next. Structs hold addresses: who makes them
-keeps the arrays behind them.
+A sequence's parameters become a `DrawItem` once; the library copies it for each draw and adds what
+moves. What it cannot know, such as the ids that may not come next, is added to the copies here.
+Structs hold addresses: who makes them keeps the arrays behind them.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -24,13 +23,6 @@ Floats = NDArray[np.float32]
 
 _LEAST_INVERSE: Final = 2.0**-126
 """Of temperatures beyond float32: 0 would mean greedy."""
-
-_WORDS: Final = ctypes.sizeof(DrawItem) // 4
-_ROW: Final = DrawItem.row.offset // 4
-_TOKEN: Final = DrawItem.token.offset // 4
-_POSITION: Final = (DrawItem.sampling.offset + SampleRow.position.offset) // 4
-_HISTORY: Final = (DrawItem.sampling.offset + SampleRow.num_history.offset) // 4
-"""32-bit words of a draw, and those of its fields."""
 
 
 class NativeSampling(NamedTuple):
@@ -62,7 +54,7 @@ class SampledSequence:
         sample_index: which of the request's n samples; keys the noise.
 
     Attributes:
-        packed: a `DrawItem`'s bytes, without what moves.
+        item: a `DrawItem`, without what moves.
         is_plain: no ids are ever banned, and no log-probabilities wanted.
     """
 
@@ -73,30 +65,25 @@ class SampledSequence:
         self.sampling = sampling
         self.tokens = tokens
         self.num_prompt = num_prompt
-        item = DrawItem(sampling=sampling.row)
-        item.sampling.history = _address(tokens)
+        self.item = item = DrawItem(sampling=sampling.row)
+        item.sampling.history = address_of(tokens)
         item.sampling.num_prompt = num_prompt
         item.sampling.sample_index = sample_index
-        self.packed = bytes(item)
         self.num_logprobs = sampling.row.num_logprobs
         is_banning = bool(sampling.ending_ids) or sampling.longest_word > 0
         self.is_plain = not is_banning and self.num_logprobs < 0
 
-    def as_sample(self, sample_index: int) -> SampledSequence:
-        """Return the same sequence as another of the request's samples."""
-        return SampledSequence(self.sampling, self.tokens, self.num_prompt, sample_index)
 
-
-class Draw(NamedTuple):
-    """One token to draw.
+class Wish(NamedTuple):
+    """A draw that asks for more than its slot's parameters say.
 
     Attributes:
-        row: which of the selected rows' logits.
+        draw: its number among the step's.
         num_tokens: so far: prompt, outputs, and drafts before this one.
         allowed: bool [vocab_size], or None for no mask.
     """
 
-    row: int
+    draw: int
     sequence: SampledSequence
     num_tokens: int
     allowed: Any = None
@@ -118,8 +105,8 @@ def resolve(params: SamplingParams, vocab_size: int) -> NativeSampling:
         repetition_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
-        bias_ids=_address(bias_ids),
-        bias=_address(biases),
+        bias_ids=address_of(bias_ids),
+        bias=address_of(biases),
         num_bias=len(bias),
         num_logprobs=-1 if params.logprobs is None else min(params.logprobs, vocab_size),
     )
@@ -140,79 +127,62 @@ def _inverse(temperature: float) -> float:
     return max(1.0 / temperature, _LEAST_INVERSE)
 
 
-class Draws:
-    """The tokens of one step.
+class Wishes:
+    """What some draws of a step ask for.
 
     Args:
-        draws: what to draw, in the order of `items`. Their arrays must not change until the library
-            has drawn.
-
-    Attributes:
-        items: for the library, which writes to `token` and to the log-probabilities.
+        items: the step's draws, `DrawItem`s, which are told; they must not be drawn any more once
+            this is gone.
+        wishes: by draw, ascending. Their sequences' arrays must not change until the library has
+            drawn.
     """
 
-    def __init__(self, draws: Sequence[Draw]) -> None:
-        self._counts = [draw.sequence.num_logprobs for draw in draws]
-        num_tops = sum(count for count in self._counts if count > 0)
-        self._chosen = np.zeros(len(draws), np.float32)
+    def __init__(self, items: Any, wishes: Sequence[Wish]) -> None:
+        counts = {wish.draw: wish.sequence.num_logprobs for wish in wishes}
+        self._counts = {draw: count for draw, count in counts.items() if count >= 0}
+        num_tops = sum(self._counts.values())
+        self._chosen = np.zeros(len(self._counts), np.float32)
         self._top_ids = np.zeros(num_tops, np.int32)
         self._top = np.zeros(num_tops, np.float32)
-        self._num_tops = 0
-        self._kept: list[object] = [draws]
-        packed = bytearray(b"".join([draw.sequence.packed for draw in draws]))
-        self.items: Any = (DrawItem * len(draws)).from_buffer(packed)
-        # The same bytes as words: fields of ctypes cost microseconds a draw.
-        self._words = memoryview(packed).cast("i")
-        for index, draw in enumerate(draws):
-            first = index * _WORDS
-            self._words[first + _ROW] = draw.row
-            self._words[first + _POSITION] = self._words[first + _HISTORY] = draw.num_tokens
-            if not draw.sequence.is_plain:
-                self._add_wishes(index, draw)
-            if draw.allowed is not None:
-                mask = _mask(draw.allowed, draw.sequence.sampling.vocab_size)
-                self.items[index].sampling.allowed = _address(mask)
-                self._kept.append(mask)
+        self._kept: list[object] = [wishes]
+        for wish in wishes:
+            self._constrain(items[wish.draw].sampling, wish)
+        first = 0
+        for index, (draw, count) in enumerate(self._counts.items()):
+            item = items[draw]
+            item.chosen = address_of(self._chosen) + 4 * index
+            item.top_ids = address_of(self._top_ids) + 4 * first
+            item.top = address_of(self._top) + 4 * first
+            first += count
 
-    def _add_wishes(self, index: int, draw: Draw) -> None:
-        item, count = self.items[index], self._counts[index]
-        banned = _banned(draw)
+    def _constrain(self, row: SampleRow, wish: Wish) -> None:
+        banned = _banned(wish)
         if banned:
             ids = np.array([*banned], np.int32)
-            item.sampling.banned, item.sampling.num_banned = _address(ids), len(ids)
+            row.banned, row.num_banned = address_of(ids), len(ids)
             self._kept.append(ids)
-        if count >= 0:
-            item.chosen = _address(self._chosen) + 4 * index
-            item.top_ids = _address(self._top_ids) + 4 * self._num_tops
-            item.top = _address(self._top) + 4 * self._num_tops
-            self._num_tops += count
+        if wish.allowed is not None:
+            mask = _mask(wish.allowed, wish.sequence.sampling.vocab_size)
+            row.allowed = address_of(mask)
+            self._kept.append(mask)
 
-    def token_ids(self) -> list[int]:
-        """Return what was drawn."""
-        return self._words[_TOKEN::_WORDS].tolist()
-
-    def logprobs(self) -> list[TokenLogprobs | None]:
-        """Return the log-probabilities of each draw that asks for them."""
-        if max(self._counts, default=-1) < 0:
-            return [None] * len(self._counts)
+    def logprobs(self) -> dict[int, TokenLogprobs]:
+        """Return the log-probabilities of the draws that ask for them, once they are drawn."""
         chosen: list[float] = self._chosen.tolist()
         top_ids: list[int] = self._top_ids.tolist()
         top: list[float] = self._top.tolist()
-        results: list[TokenLogprobs | None] = []
+        results: dict[int, TokenLogprobs] = {}
         first = 0
-        for value, count in zip(chosen, self._counts, strict=True):
-            if count < 0:
-                results.append(None)
-                continue
+        for value, (draw, count) in zip(chosen, self._counts.items(), strict=True):
             own = slice(first, first + count)
-            results.append(TokenLogprobs(value, tuple(top_ids[own]), tuple(top[own])))
+            results[draw] = TokenLogprobs(value, tuple(top_ids[own]), tuple(top[own]))
             first += count
         return results
 
 
-def _banned(draw: Draw) -> frozenset[int]:
+def _banned(wish: Wish) -> frozenset[int]:
     """Return the ids that may not come next: min_tokens' and the last ones of bad words."""
-    sequence, num_tokens = draw.sequence, draw.num_tokens
+    sequence, num_tokens = wish.sequence, wish.num_tokens
     sampling, num_prompt = sequence.sampling, sequence.num_prompt
     banned: frozenset[int] = frozenset()
     if num_tokens - num_prompt < sampling.params.min_tokens:
@@ -280,8 +250,8 @@ class PromptScores:
                 run.num_top,
             )
             assert run.tokens.dtype == np.int32
-            item.tokens = _address(run.tokens)
-            item.logprobs, item.ranks, item.top_ids, item.top = map(_address, outputs)
+            item.tokens = address_of(run.tokens)
+            item.logprobs, item.ranks, item.top_ids, item.top = map(address_of, outputs)
 
     def results(self) -> list[PromptLogprobs]:
         """Return the scores of each run."""
@@ -298,7 +268,8 @@ class PromptScores:
         ]
 
 
-def _address(array: NDArray[Any]) -> int:
+def address_of(array: NDArray[Any]) -> int:
+    """Return where a contiguous array stands; who passes it on keeps the array."""
     assert array.flags.c_contiguous
     address, _ = array.__array_interface__["data"]
     return address

@@ -17,12 +17,13 @@ class Demand(NamedTuple):
     """The next work of all running sequences, in order of service.
 
     Attributes:
-        decoding: with the number of positions that it may reach, drafts included.
+        decoding: with the number of positions that it may reach, drafts included; None where it
+            has the blocks for that, and may write them.
         catching_up: have prompt or recomputed tokens left for chunks.
         num_blocks: that it lacks, clones included.
     """
 
-    decoding: list[tuple[Sequence, int]]
+    decoding: list[tuple[Sequence, int | None]]
     catching_up: list[Sequence]
     num_blocks: int
 
@@ -80,24 +81,28 @@ class BlockSupply:
 
     def _survey(self) -> Demand:
         pool = self._state.memory.pool
-        decoding: list[tuple[Sequence, int]] = []
+        decoding: list[tuple[Sequence, int | None]] = []
         catching_up: list[Sequence] = []
         num_missing = 0
         writers: list[BlockId] = []
         for sequence in self._state.batch:
-            if sequence.is_decoding():
+            is_decoding = sequence.is_decoding()
+            if is_decoding:
                 end = sequence.num_scheduled + 1 + self.num_drafts(sequence)
-                decoding.append((sequence, end))
             elif sequence.num_behind > 0:
                 end = len(sequence.token_ids)
-                catching_up.append(sequence)
             else:
                 continue
             table = sequence.blocks
-            num_missing += table.num_missing(end)
+            missing = table.num_missing(end)
             shared = table.writable_tail(sequence.num_computed, pool)
+            num_missing += missing
             if shared is not None:
                 writers.append(table.block_ids[shared])
+            if is_decoding:
+                decoding.append((sequence, end if missing or shared is not None else None))
+            else:
+                catching_up.append(sequence)
         # The last sharer writes in place.
         num_clones = sum(
             min(count, pool.num_holders(block_id) - 1)

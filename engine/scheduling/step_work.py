@@ -27,8 +27,12 @@ class StepWork:
         demand = self._supply.make_room()
         batch, all_fed = self._state.batch, True
         for sequence, end in demand.decoding:
-            if batch.has_seat_for(sequence):
-                all_fed = self._decode(sequence, end) and all_fed
+            if not batch.has_seat_for(sequence):
+                continue
+            if end is None or self._supply.secure(sequence, end):
+                self._decode(sequence)
+            else:
+                all_fed = False
         return demand.catching_up if all_fed else None
 
     def chunks(self, sequences: list[Sequence], budget: int) -> int | None:
@@ -61,14 +65,9 @@ class StepWork:
         self._state.plan.work(sequence, SlotWork(slot, num_query, num_samples))
         return num_query
 
-    def _decode(self, sequence: Sequence, end: int) -> bool:
-        if not self._supply.secure(sequence, end):
-            return False
-        count = self._supply.num_drafts(sequence)
+    def _decode(self, sequence: Sequence) -> None:
         drafts: tuple[int, ...] = ()
-        if count and self._drafter is not None:
+        if self._drafter is not None and (count := self._supply.num_drafts(sequence)):
             drafts = tuple(self._drafter.propose(sequence, count))[:count]
         slot = self._state.batch.seat(sequence)
-        work = SlotWork(slot, 1 + len(drafts), num_samples=1, drafts=drafts)
-        self._state.plan.work(sequence, work)
-        return True
+        self._state.plan.work(sequence, SlotWork(slot, 1 + len(drafts), 1, drafts))

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from core.errors import ModelError
+from core.ids import SlotId
 from core.sampling_params import SamplingParams
 from engine.executor import native_model
-from engine.executor.interface import Handle
+from engine.executor.interface import Handle, SlotResult
 from engine.executor.native_executor import NativeExecutor
 from engine.executor.native_model import load_model
 from engine.executor.native_program import lower
@@ -124,6 +125,48 @@ def test_sampled_tokens_are_those_of_torch(tmp_path: Path, threads: int) -> None
         driver.close()
     assert ours == theirs
     assert len({tuple(tokens) for tokens in ours}) > 3
+
+
+def test_draws_of_every_kind_in_one_step_are_those_of_torch(tmp_path: Path) -> None:
+    """A chunk, a second sample, right and wrong drafts, three samples of one row under a mask, a
+    banned word, log-probabilities: each draw is told what is its own."""
+    tiny = Tiny(tmp_path, "f32")
+    warm = SamplingParams(temperature=1.0, seed=5)
+    told = replace(warm, seed=6, logprobs=3, bad_words=((1,),), min_tokens=9, stop_token_ids=(2,))
+    even = torch.arange(tiny.model.config.vocab_size) % 2 == 0
+    found: list[list[tuple[SlotResult, ...]]] = []
+    for driver in (tiny.driver(), tiny.driver(executor="torch")):
+        right = driver.generate(TOKENS[:12], 3, warm)
+        added = [
+            driver.added(0, TOKENS[:40], warm),
+            driver.added(1, TOKENS[:9], replace(warm, n=2), sample_index=1),
+            driver.added(2, TOKENS[:12], warm),
+            driver.added(3, TOKENS[:12], warm),
+            driver.added(4, TOKENS[:8], replace(warm, n=3)),
+            driver.added(5, TOKENS[:7], told),
+        ]
+        starts = (work(1, 8), work(2, 12, 1), work(3, 12, 1), work(5, 7, 1))
+        steps = [driver.step(work(0, 16), *starts, added=tuple(added))]
+        drafts = (work(2, 4, 1, (*right[1:], 7)), work(3, 4, 1, (right[1], 7, 7)))
+        some = (work(0, 8), work(1, 1, 1), *drafts, work(4, 8, 3), work(5, 1, 1))
+        masks = {SlotId(4): even.numpy(), SlotId(1): ~even.numpy()}
+        steps.append(driver.step(*some, masks=masks))
+        assert [len(one.token_ids) for one in steps[-1]] == [0, 1, 3, 2, 3, 1]
+        last = (work(0, 16, 1), *(work(slot, 1, 1) for slot in (1, 2, 3, 5)))
+        steps.append(driver.step(*last, masks={SlotId(1): even.numpy()}))
+        steps.append(driver.step(*last[1:]))
+        driver.close()
+        found.append(steps)
+    for ours, theirs in zip(*found, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.token_ids == other.token_ids
+            assert len(one.logprobs) == len(other.logprobs)
+            for mine, its in zip(one.logprobs, other.logprobs, strict=True):
+                assert mine.top_ids == its.top_ids
+                assert mine.top == pytest.approx(its.top, abs=1e-4)
+    samples = found[0][1][4].token_ids
+    assert len(set(samples)) > 1
+    assert all(token % 2 == 0 for token in samples)
 
 
 def test_auto_keeps_blocks_that_the_kernels_know(tmp_path: Path) -> None:

@@ -12,28 +12,27 @@ import pytest
 from core.request import PromptLogprobs, TokenLogprobs
 from core.sampling_params import SamplingParams
 from engine.executor.native_sampling import (
-    Draw,
-    Draws,
     PromptRun,
     PromptScores,
     SampledSequence,
+    Wish,
+    Wishes,
     resolve,
 )
 from engine.kernels.cpu.library import kernel_tables
-from tests.native_sampler import Scene, by_kernel, by_torch
+from tests.native_sampler import Scene, by_kernel, by_torch, drawn_from
 
 VOCAB = 50
 PROMPT, OUTPUT = [3, 5, 5, 8], [5, 11, 11, 20]
 TOKENS = np.array(PROMPT + OUTPUT, np.int32)
 
 
-def row_of(tokens: Any = TOKENS, allowed: Any = None, **rules: Any) -> tuple[Draws, Any]:
-    """Return one draw, and its row; the first keeps the second's memory."""
+def row_of(tokens: Any = TOKENS, allowed: Any = None, **rules: Any) -> tuple[Wishes, Any]:
+    """Return one draw's wishes, and its row; the first keeps what the second points to."""
     sampling = resolve(SamplingParams(**rules), VOCAB)
-    sequence = SampledSequence(sampling, tokens, len(PROMPT)).as_sample(2)
-    draw = Draw(3, sequence, len(tokens), allowed)
-    draws = Draws([draw])
-    return draws, draws.items[0].sampling
+    sequence = SampledSequence(sampling, tokens, len(PROMPT), sample_index=2)
+    (item,), wishes = drawn_from([Wish(0, sequence, len(tokens), allowed)])
+    return wishes, item.sampling
 
 
 def integers_at(address: int | None, count: int) -> list[int]:
@@ -44,20 +43,20 @@ def integers_at(address: int | None, count: int) -> list[int]:
 
 
 def banned(**rules: Any) -> set[int]:
-    draws, row = row_of(temperature=0.0, **rules)
+    wishes, row = row_of(temperature=0.0, **rules)
     ids = integers_at(row.banned, row.num_banned)
-    assert draws.items[0].row == 3
+    del wishes  # kept until here
     return set(ids)
 
 
 def test_what_moves_comes_from_the_draw() -> None:
-    draws, row = row_of(seed=2**64 - 1, temperature=0.5, top_k=7, top_p=0.25, min_p=0.125)
+    wishes, row = row_of(seed=2**64 - 1, temperature=0.5, top_k=7, top_p=0.25, min_p=0.125)
     assert (row.seed, row.inverse_temperature, row.top_k) == (2**64 - 1, 2.0, 7)
     assert (row.top_p, row.min_p, row.sample_index) == (0.25, 0.125, 2)
     assert (row.position, row.num_history, row.num_prompt) == (8, 8, 4)
     assert integers_at(row.history, 8) == PROMPT + OUTPUT
     assert (row.num_logprobs, row.num_banned, row.num_bias, row.allowed) == (-1, 0, 0, None)
-    assert draws.logprobs() == [None]
+    assert wishes.logprobs() == {}
 
 
 @pytest.mark.parametrize(
@@ -74,9 +73,9 @@ def test_a_top_k_of_the_whole_vocabulary_is_none() -> None:
 
 
 def test_a_token_has_one_bias_and_none_outside_the_vocabulary() -> None:
-    draws, row = row_of(logit_bias=((7, 1.0), (VOCAB, 9.0), (-1, 9.0), (7, 2.0), (8, -3.0)))
+    wishes, row = row_of(logit_bias=((7, 1.0), (VOCAB, 9.0), (-1, 9.0), (7, 2.0), (8, -3.0)))
     assert integers_at(row.bias_ids, row.num_bias) == [7, 8]
-    assert draws.token_ids() == [0]
+    del wishes  # kept until here
 
 
 @pytest.mark.parametrize(
@@ -96,9 +95,10 @@ def test_the_ids_that_may_not_come_next(rules: dict[str, Any], expected: set[int
 
 
 def test_bad_words_before_anything_was_generated() -> None:
-    draws, row = row_of(np.array(PROMPT, np.int32), bad_words=((40,), (PROMPT[-1], 41)))
+    wishes, row = row_of(np.array(PROMPT, np.int32), bad_words=((40,), (PROMPT[-1], 41)))
     assert integers_at(row.banned, row.num_banned) == [40]
-    assert draws.items[0].sampling.position == 4
+    assert row.position == 4
+    del wishes  # kept until here
 
 
 def test_a_mask_must_cover_the_vocabulary() -> None:
@@ -146,10 +146,10 @@ def fill(address: int | None, values: Sequence[float], kind: Any) -> None:
 def test_log_probabilities_come_back_to_their_draws() -> None:
     wants = (2, None, 0, 1000, 1)
     samplings = [resolve(SamplingParams(logprobs=n), 4) for n in wants]
-    draws = Draws([Draw(0, SampledSequence(one, TOKENS, 4), 8) for one in samplings])
-    assert [item.sampling.num_logprobs for item in draws.items] == [2, -1, 0, 4, 1]
-    for index, item in enumerate(draws.items):
-        item.token = 10 + index
+    sequences = [SampledSequence(one, TOKENS, 4) for one in samplings]
+    items, wishes = drawn_from([Wish(draw, one, 8) for draw, one in enumerate(sequences)])
+    assert [item.sampling.num_logprobs for item in items] == [2, -1, 0, 4, 1]
+    for index, item in enumerate(items):
         count = item.sampling.num_logprobs
         if count < 0:
             assert item.chosen is item.top is item.top_ids is None
@@ -158,14 +158,12 @@ def test_log_probabilities_come_back_to_their_draws() -> None:
         if count:
             fill(item.top_ids, [index + 10 * i for i in range(count)], ctypes.c_int32)
             fill(item.top, [-index - 10 * i for i in range(count)], ctypes.c_float)
-    assert draws.token_ids() == [10, 11, 12, 13, 14]
-    assert draws.logprobs() == [
-        TokenLogprobs(0.0, (0, 10), (0.0, -10.0)),
-        None,
-        TokenLogprobs(-2.0),
-        TokenLogprobs(-3.0, (3, 13, 23, 33), (-3.0, -13.0, -23.0, -33.0)),
-        TokenLogprobs(-4.0, (4,), (-4.0,)),
-    ]
+    assert wishes.logprobs() == {
+        0: TokenLogprobs(0.0, (0, 10), (0.0, -10.0)),
+        2: TokenLogprobs(-2.0),
+        3: TokenLogprobs(-3.0, (3, 13, 23, 33), (-3.0, -13.0, -23.0, -33.0)),
+        4: TokenLogprobs(-4.0, (4,), (-4.0,)),
+    }
 
 
 def test_prompt_scores_come_back_to_their_runs() -> None:

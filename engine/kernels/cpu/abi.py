@@ -194,27 +194,46 @@ class ModelShape(Structure):
 SignalCallback = ctypes.CFUNCTYPE(None, c_int32)
 
 
+class Slots(Structure):
+    """`dovetail::Slots`."""
+
+    _fields_ = (
+        ("token_ids", c_void_p),
+        ("tokens_ld", c_int64),
+        ("tables", c_void_p),
+        ("tables_ld", c_int64),
+        ("lengths", c_void_p),
+        ("draws", c_void_p),
+    )
+
+
 class StepInputs(Structure):
     """`dovetail::StepInputs`."""
 
     _fields_ = (
         ("region", c_void_p),
+        ("slots", Slots),
         ("work", c_void_p),
         ("num_work", c_int32),
-        ("token_ids", c_void_p),
-        ("tokens_ld", c_int64),
-        ("tables", c_void_p),
-        ("tables_ld", c_int64),
+        ("selects_all", c_int32),
         ("zeroes", c_void_p),
         ("num_zeroes", c_int32),
         ("copies", c_void_p),
         ("num_copies", c_int32),
-        ("selected", c_void_p),
-        ("num_selected", c_int32),
         ("scores", c_void_p),
         ("num_scores", c_int32),
         ("on_signal", SignalCallback),
         ("hidden", c_void_p),
+    )
+
+
+class StepOutputs(Structure):
+    """`dovetail::StepOutputs`."""
+
+    _fields_ = (
+        ("tokens", c_void_p),
+        ("ranges", c_void_p),
+        ("num_tokens", c_int32),
     )
 
 

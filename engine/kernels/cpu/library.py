@@ -11,9 +11,9 @@ from typing import Any
 
 from core.environment import native_library
 from core.errors import ModelError
-from engine.kernels.cpu.abi import DrawItem, KernelTable, ModelShape, StepInputs
+from engine.kernels.cpu.abi import KernelTable, ModelShape, StepInputs, StepOutputs
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 _BUILT = Path(__file__).with_name("native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
 
 
@@ -64,7 +64,8 @@ def library() -> Any:
         ),
         ("dovetail_runner_delete", None, [pointer]),
         ("dovetail_forward", ctypes.c_bool, [pointer, ctypes.POINTER(StepInputs)]),
-        ("dovetail_draw", ctypes.c_bool, [pointer, ctypes.POINTER(DrawItem), number]),
+        ("dovetail_draws", pointer, [pointer]),
+        ("dovetail_draw", ctypes.c_bool, [pointer, ctypes.POINTER(StepOutputs)]),
         ("dovetail_logits", ctypes.POINTER(ctypes.c_float), [pointer, number]),
     ):
         function = getattr(loaded, name)

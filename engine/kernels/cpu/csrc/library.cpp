@@ -22,7 +22,7 @@ const dovetail::KernelTable* tables[] = {
 extern "C" {
 
 // Raised with every change of a struct or of what a function means.
-int32_t dovetail_abi_version() { return 3; }
+int32_t dovetail_abi_version() { return 4; }
 
 const char* dovetail_error() { return last_error.c_str(); }
 
@@ -55,9 +55,12 @@ bool dovetail_forward(dovetail::Runner* runner, const dovetail::StepInputs* inpu
   }
 }
 
-bool dovetail_draw(dovetail::Runner* runner, dovetail::DrawItem* items, int32_t num_items) {
+// The draws of the last forward pass, to be refined before `dovetail_draw`.
+dovetail::DrawItem* dovetail_draws(dovetail::Runner* runner) { return runner->draws(); }
+
+bool dovetail_draw(dovetail::Runner* runner, dovetail::StepOutputs* outputs) {
   try {
-    runner->draw(items, num_items);
+    *outputs = runner->draw();
     return true;
   } catch (const std::exception& error) {
     last_error = error.what();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 
 namespace dovetail {
@@ -64,13 +65,14 @@ void Runner::lay_out(const StepInputs& inputs) {
   int longest = 0;
   for (int32_t i = 0; i < inputs.num_work; ++i) {
     const WorkItem& work = inputs.work[i];
-    const int32_t first_row = static_cast<int32_t>(row_token_.size());
-    sequences_.push_back({inputs.tables + work.slot * inputs.tables_ld, first_row, work.num_rows, work.start});
-    longest = std::max(longest, work.start + work.num_rows);
-    const int32_t* tokens = inputs.token_ids + work.slot * inputs.tokens_ld + work.start;
-    for (int32_t row = 0; row < work.num_rows; ++row) {
+    const Slots& slots = inputs.slots;
+    const int32_t first_row = static_cast<int32_t>(row_token_.size()), start = slots.lengths[work.slot];
+    sequences_.push_back({slots.tables + work.slot * slots.tables_ld, first_row, work.num_query, start});
+    longest = std::max(longest, start + work.num_query);
+    const int32_t* tokens = slots.token_ids + work.slot * slots.tokens_ld + start;
+    for (int32_t row = 0; row < work.num_query; ++row) {
       row_sequence_.push_back(i);
-      row_position_.push_back(work.start + row);
+      row_position_.push_back(start + row);
       row_token_.push_back(tokens[row]);
     }
   }
@@ -81,6 +83,36 @@ void Runner::lay_out(const StepInputs& inputs) {
   const int64_t sampling = 2 * logits_ld_ + 4096;
   for (auto& scratch : scratch_) scratch.reserve(std::max(attention, sampling) + logits_ld_);
   list_attention();
+}
+
+void Runner::list_draws(const StepInputs& inputs) {
+  slots_ = inputs.slots;
+  work_.assign(inputs.work, inputs.work + inputs.num_work);
+  selected_.clear();
+  draws_.clear();
+  ranges_.clear();
+  int32_t end_row = 0;
+  for (const WorkItem& work : work_) {
+    end_row += work.num_query;
+    const int32_t length = slots_.lengths[work.slot] + work.num_query;
+    ranges_.push_back(static_cast<int32_t>(draws_.size()));
+    for (int32_t left = work.num_samples > 0 ? work.num_drafts : -1; left >= 0; --left) {
+      const auto row = static_cast<int32_t>(selected_.size());
+      selected_.push_back(end_row - 1 - left);
+      for (int32_t sample = 0; sample < work.num_samples; ++sample) {
+        DrawItem draw = slots_.draws[work.slot];
+        draw.row = row;
+        draw.sampling.position = draw.sampling.num_history = length - left;
+        if (work.num_samples > 1) draw.sampling.sample_index = sample;
+        draws_.push_back(draw);
+      }
+    }
+    ranges_.push_back(static_cast<int32_t>(draws_.size()));
+  }
+  if (inputs.selects_all) {
+    selected_.resize(static_cast<size_t>(num_rows_));
+    std::iota(selected_.begin(), selected_.end(), 0);
+  }
 }
 
 void Runner::reserve(int64_t rows) {
@@ -118,7 +150,9 @@ void Runner::copy_blocks(const StepInputs& inputs) {
 void Runner::forward(const StepInputs& inputs) {
   copy_blocks(inputs);
   lay_out(inputs);
-  logits_.reserve(inputs.num_selected * logits_ld_);
+  list_draws(inputs);
+  const auto num_selected = static_cast<int32_t>(selected_.size());
+  logits_.reserve(num_selected * logits_ld_);
   if (inputs.num_scores > 0) score_logits_.reserve(kScoredAtOnce * logits_ld_);
   if (num_rows_ == 0) return;
   stages_.clear();
@@ -126,8 +160,8 @@ void Runner::forward(const StepInputs& inputs) {
   for (auto& one : prepared_) one.phase = -1;
   list_body(inputs);
   for (int32_t i = 0; i < inputs.num_scores; ++i) list_score(inputs.scores[i]);
-  if (inputs.num_selected > 0)
-    list_head({inputs.selected, 0, inputs.num_selected, logits_.get(), inputs.hidden, nullptr, 0});
+  if (num_selected > 0)
+    list_head({selected_.data(), 0, num_selected, logits_.get(), inputs.hidden, nullptr, 0});
   pool_.run(phases_, [&](int thread, int phase, int32_t first, int32_t last) {
     work(thread, phase, first, last, inputs);
   });
@@ -220,31 +254,52 @@ void Runner::work(int thread, int phase, int32_t first, int32_t last, const Step
   }
 }
 
-void Runner::draw(DrawItem* items, int32_t num_items) {
-  std::vector<int> num_readers;
-  for (int32_t i = 0; i < num_items; ++i) {
-    const auto row = static_cast<size_t>(items[i].row);
-    if (num_readers.size() <= row) num_readers.resize(row + 1);
-    ++num_readers[row];
-  }
-  const auto draw_one = [&](int thread, DrawItem& item) {
-    float* scratch = scratch_[static_cast<size_t>(thread)].get();
-    float* own = logits(item.row);
-    if (num_readers[static_cast<size_t>(item.row)] > 1) {
-      std::memcpy(scratch, own, sizeof(float) * static_cast<size_t>(shape_.vocab_size));
-      own = scratch;
-      scratch += logits_ld_;
-    }
-    item.token = kernels_.sample(own, shape_.vocab_size, &item.sampling, scratch, item.chosen,
-                                 item.top_ids, item.top);
+// -- drawing -------------------------------------------------------------------------------------
+
+StepOutputs Runner::draw() {
+  const auto num_draws = static_cast<int32_t>(draws_.size());
+  const auto draw_some = [&](int thread, int, int32_t first, int32_t last) {
+    for (int32_t i = first; i < last; ++i) draw_one(thread, draws_[static_cast<size_t>(i)]);
   };
-  if (num_items == 1) {  // not worth a wake-up
-    draw_one(0, items[0]);
-    return;
+  if (num_draws == 1)  // not worth a wake-up
+    draw_some(0, 0, 0, 1);
+  else if (num_draws > 1)
+    pool_.run({{num_draws, Take::kOne}}, draw_some);
+  tokens_.clear();
+  for (const DrawItem& draw : draws_) tokens_.push_back(draw.token);
+  for (size_t i = 0; i < work_.size(); ++i) move_on(work_[i], ranges_[2 * i], ranges_[2 * i + 1]);
+  return {tokens_.data(), ranges_.data(), num_draws};
+}
+
+void Runner::draw_one(int thread, DrawItem& draw) {
+  float* scratch = scratch_[static_cast<size_t>(thread)].get();
+  float* own = logits(draw.row);
+  const auto is_of = [&](const DrawItem& other) { return other.row == draw.row; };
+  const bool is_shared = (&draw != &draws_.front() && is_of((&draw)[-1])) ||
+                         (&draw != &draws_.back() && is_of((&draw)[1]));
+  if (is_shared) {
+    std::memcpy(scratch, own, sizeof(float) * static_cast<size_t>(shape_.vocab_size));
+    own = scratch;
+    scratch += logits_ld_;
   }
-  pool_.run({{num_items, Take::kOne}}, [&](int thread, int, int32_t first, int32_t last) {
-    for (int32_t i = first; i < last; ++i) draw_one(thread, items[i]);
-  });
+  draw.token =
+      kernels_.sample(own, shape_.vocab_size, &draw.sampling, scratch, draw.chosen, draw.top_ids, draw.top);
+}
+
+// Drafts are accepted while they equal the tokens that were drawn in their places: the token after a
+// draft counts only if that was right. What else was drawn is overwritten by the next step.
+void Runner::move_on(const WorkItem& work, int32_t first, int32_t& end) {
+  int32_t& length = slots_.lengths[work.slot];
+  int32_t* known = slots_.token_ids + work.slot * slots_.tokens_ld + length + work.num_query - work.num_drafts;
+  length += work.num_query;
+  if (first == end) return;
+  int32_t num_right = 0;
+  while (num_right < work.num_drafts && tokens_[static_cast<size_t>(first + num_right)] == known[num_right])
+    ++num_right;
+  length -= work.num_drafts - num_right;
+  // Of several samples the first is the slot's own; the others become slots when they are added.
+  if (work.num_samples == 1) end = first + num_right + 1;
+  std::copy_n(tokens_.begin() + first, num_right + 1, known);
 }
 
 // -- ops -----------------------------------------------------------------------------------------

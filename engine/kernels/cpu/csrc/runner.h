@@ -1,7 +1,7 @@
 // Runs steps of one model on a pool of threads.
 //
 //     forward:  lay out -> body ops over all rows -> scores -> head ops over the selected rows
-//     draw:     one token an item, from the logits that forward left
+//     draw:     tokens, from the logits that forward left -> append them, move the slots on
 //
 // An op is one or two phases of the pool: of rows, panels of outputs, or attention tasks. With one or
 // two rows each thread normalizes and quantizes them for itself, which costs less than a phase. Who
@@ -27,8 +27,12 @@ class Runner {
 
   void forward(const StepInputs& inputs);
 
-  // Each item's logits are overwritten, unless several items draw from one row.
-  void draw(DrawItem* items, int32_t num_items);
+  // What `draw` draws, in the order of the work. Item by item, logits are overwritten, unless several
+  // items draw from one row.
+  DrawItem* draws() { return draws_.data(); }
+
+  // Once a forward pass.
+  StepOutputs draw();
 
   // Of selected row `row` of the last forward pass: [vocab_size].
   float* logits(int32_t row) { return logits_.get() + row * logits_ld_; }
@@ -68,6 +72,9 @@ class Runner {
 
   void check_ops() const;
   void lay_out(const StepInputs& inputs);
+  void list_draws(const StepInputs& inputs);
+  void draw_one(int thread, DrawItem& draw);
+  void move_on(const WorkItem& work, int32_t first, int32_t& end);
   void list_attention();
   void copy_blocks(const StepInputs& inputs);
   void reserve(int64_t rows);
@@ -110,6 +117,11 @@ class Runner {
 
   std::vector<Sequence> sequences_;
   std::vector<int32_t> row_sequence_, row_position_, row_token_;
+  std::vector<int32_t> selected_;  // rows
+  Slots slots_{};
+  std::vector<WorkItem> work_;
+  std::vector<DrawItem> draws_;
+  std::vector<int32_t> tokens_, ranges_;  // of the draws; [work items][2]
   std::vector<AttentionPart> parts_;
   int num_rows_ = 0;
   std::vector<Stage> stages_;  // of the pool's phases

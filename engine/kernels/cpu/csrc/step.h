@@ -48,9 +48,33 @@ struct ModelShape {
   int64_t block_bytes;
 };
 
-// Work of one slot: `num_rows` query tokens from position `start` on.
+// Work of one slot: `num_query` known tokens after its computed ones, of which the last `num_drafts`
+// are proposed ones. Where num_samples is 1, a token is drawn after the last of them, or after each
+// from the one before the drafts on, as if the drafts were right; where it is more, so many tokens
+// are drawn after the last, for samples 0, 1, ...
 struct WorkItem {
-  int32_t slot, start, num_rows;
+  int32_t slot, num_query, num_samples, num_drafts;
+};
+
+// One token to draw: from selected row `row` of the last forward pass.
+struct DrawItem {
+  int32_t row;
+  SampleRow sampling;
+  float* chosen;     // log-probability of the drawn token, where asked for
+  int32_t* top_ids;
+  float* top;
+  int32_t token;     // result
+};
+
+// The batch. Steps append what they draw to `token_ids` and move `lengths` on; all else is the
+// executor's to change, between steps.
+struct Slots {
+  int32_t* token_ids;     // [slots][tokens_ld]: known tokens, computed or not
+  int64_t tokens_ld;
+  const int32_t* tables;  // [slots][tables_ld]: block ids
+  int64_t tables_ld;
+  int32_t* lengths;       // [slots]: computed positions
+  const DrawItem* draws;  // [slots]: of each slot, without what moves
 };
 
 // A slice of a prompt to score: after row `first_row + i` of the step comes tokens[i].
@@ -65,32 +89,26 @@ struct ScoreItem {
 
 struct StepInputs {
   char* region;
+  Slots slots;
   const WorkItem* work;
   int32_t num_work;
-  const int32_t* token_ids;  // [slots][tokens_ld]
-  int64_t tokens_ld;
-  const int32_t* tables;     // [slots][tables_ld]
-  int64_t tables_ld;
+  int32_t selects_all;       // every row's logits are wanted, and nothing is drawn
   const int32_t* zeroes;     // blocks
   int32_t num_zeroes;
   const int32_t* copies;     // (source, target) pairs of blocks
   int32_t num_copies;
-  const int32_t* selected;   // rows whose logits are wanted
-  int32_t num_selected;
   const ScoreItem* scores;
   int32_t num_scores;
   void (*on_signal)(int32_t layer);  // or null
-  float* hidden;                     // [num_selected][hidden_size], or null
+  float* hidden;                     // [selected rows][hidden_size], or null
 };
 
-// One token to draw: from selected row `row` of the last forward pass.
-struct DrawItem {
-  int32_t row;
-  SampleRow sampling;
-  float* chosen;     // log-probability of the drawn token, where asked for
-  int32_t* top_ids;
-  float* top;
-  int32_t token;     // result
+// What a step drew; the runner's, until its next step.
+struct StepOutputs {
+  const int32_t* tokens;  // of all draws
+  const int32_t* ranges;  // [work items][2]: the first of its draws, and behind the last that counts:
+                          // the token after a wrong draft does not
+  int32_t num_tokens;
 };
 
 }  // namespace dovetail
