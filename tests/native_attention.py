@@ -96,6 +96,8 @@ class NativePool:
                 ctypes.byref(self.layer),
                 rows.table[position // self.heads.block_size],
                 position % self.heads.block_size,
+                0,
+                self.heads.num_kv_heads,
             )
 
     def read(self, rows: Rows, num_tokens: int) -> tuple[Doubles, Doubles]:

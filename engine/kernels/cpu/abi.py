@@ -122,6 +122,8 @@ class AttentionTask(Structure):
         ("out", c_void_p),
         ("out_ld", c_int64),
         ("scratch", c_void_p),
+        ("before", c_void_p),
+        ("after", c_void_p),
     )
 
 
@@ -278,6 +280,7 @@ class KernelTable(Structure):
         ("packed_sizes", _CALL(None, _INT, _INT, _INT, POINTER(c_int64 * 4))),
         ("pack_rows", _CALL(None, POINTER(Matrix), _POINTER, _INT, _INT, _BOOL)),
         ("prepare_row", _CALL(None, POINTER(Matrix), POINTER(Activations), _INT)),
+        ("prepare_groups", _CALL(None, POINTER(Matrix), POINTER(Activations), _INT, _INT, _INT)),
         (
             "gemm",
             _CALL(
@@ -297,7 +300,19 @@ class KernelTable(Structure):
         ("qk_norm", _CALL(None, _POINTER, _POINTER, _INT, _INT, _FLOAT)),
         (
             "rope_kv_write",
-            _CALL(None, _POINTER, _POINTER, _POINTER, _INT, _FLOAT, POINTER(KvLayer), _INT, _INT),
+            _CALL(
+                None,
+                _POINTER,
+                _POINTER,
+                _POINTER,
+                _INT,
+                _FLOAT,
+                POINTER(KvLayer),
+                _INT,
+                _INT,
+                _INT,
+                _INT,
+            ),
         ),
         ("attention_scratch", _CALL(c_int64, _INT, _INT, _INT, _INT)),
         ("attention_rows", _CALL(_INT, _INT, _INT)),

@@ -100,25 +100,44 @@ DT_INLINE Visible groups_with(const Segment& segment, Visible visible) {
   return {first, last};
 }
 
+// Where a group stands, as much of it as is prefetched.
 template <KvType type>
-void prefetch_group(const char* wanted, const KvLayer& layer) {
-  const int64_t bytes = kLanes * fetched_bytes<type>(layer);
-  for (int64_t line = 0; line < bytes; line += 64) prefetch(wanted + line);
+DT_INLINE const char* place_of(const AttentionTask& task, const Groups& groups, int32_t group) {
+  const char* tile = tile_of(*task.layer, task.sequence->table[group / groups.per_block], task.kv_head);
+  return tile + group % groups.per_block * kLanes * fetched_bytes<type>(*task.layer);
 }
 
-// The segments of one task, one after the other: each knows what is read after it.
+template <KvType type>
+void prefetch_group(const char* place, const KvLayer& layer) {
+  const int64_t bytes = kLanes * fetched_bytes<type>(layer);
+  for (int64_t line = 0; line < bytes; line += 64) prefetch(place + line);
+}
+
+// The groups that a task reads, [first, last).
+struct Range {
+  int32_t first, last;
+
+  // Groups that are on their way while one is read. A task ends with those of the next.
+  int32_t num_ahead() const { return last - first < kSegmentGroups ? last - first : kSegmentGroups; }
+};
+
+DT_INLINE Range range_of(const AttentionTask& task, const Groups& groups) {
+  const int32_t position = task.sequence->start + task.first;
+  const int32_t seen = task.window > 0 && position >= task.window ? position - task.window + 1 : 0;
+  return {groups.group_of(seen), groups.group_of(position + task.count - 1) + 1};
+}
+
+// The segments of one task, one after the other: each knows what is fetched meanwhile.
 template <KvType type>
 class Segments {
  public:
-  explicit Segments(const AttentionTask& task) : task_(task), groups_(task.layer->block_size) {
-    const int32_t position = task.sequence->start + task.first;
-    const int32_t seen = task.window > 0 && position >= task.window ? position - task.window + 1 : 0;
-    first_ = groups_.group_of(seen);
-    last_ = groups_.group_of(position + task.count - 1) + 1;
-    at_ = first_ / kSegmentGroups * kSegmentGroups;
-    list(at_, current_);
-    for (int32_t g = 0; g < current_.num_groups; ++g) prefetch_group<type>(current_.wanted[g], *task.layer);
-    look_ahead();
+  explicit Segments(const AttentionTask& task)
+      : task_(task), groups_(task.layer->block_size), range_(range_of(task, groups_)) {
+    const int32_t fetched = task.before != nullptr ? range_of(*task.before, groups_).num_ahead() : 0;
+    for (int32_t g = fetched; g < range_.num_ahead(); ++g)
+      prefetch_group<type>(place_of<type>(task, groups_, range_.first + g), *task.layer);
+    at_ = range_.first / kSegmentGroups * kSegmentGroups;
+    list();
   }
 
   const Segment& current() const { return current_; }
@@ -126,32 +145,31 @@ class Segments {
 
   bool advance() {
     at_ += kSegmentGroups;
-    if (at_ >= last_) return false;
-    current_ = next_;
-    look_ahead();
+    if (at_ >= range_.last) return false;
+    list();
     return true;
   }
 
  private:
-  void list(int32_t at, Segment& to) const {
-    list_groups<type>(task_, groups_, at < first_ ? first_ : at,
-                      last_ - at < kSegmentGroups ? last_ : at + kSegmentGroups, to);
-  }
-
-  // After the last segment comes, most likely, the next head's first: near enough the same groups.
-  void look_ahead() {
-    const bool is_last = at_ + kSegmentGroups >= last_;
-    if (!is_last) list(at_ + kSegmentGroups, next_);
-    const Segment& after = is_last ? current_ : next_;
-    const int64_t offset = is_last ? task_.layer->head_stride : 0;
-    for (int32_t g = 0; g < current_.num_groups; ++g)
-      wanted_[g] = g < after.num_groups ? after.wanted[g] + offset : current_.wanted[g];
+  void list() {
+    const int32_t first = at_ < range_.first ? range_.first : at_;
+    const int32_t last = range_.last - at_ < kSegmentGroups ? range_.last : at_ + kSegmentGroups;
+    list_groups<type>(task_, groups_, first, last, current_);
+    const Range after = task_.after != nullptr ? range_of(*task_.after, groups_) : Range{0, 0};
+    for (int32_t g = 0; g < current_.num_groups; ++g) {
+      const int32_t ahead = first + g + range_.num_ahead(), beyond = ahead - range_.last + after.first;
+      if (ahead < range_.last)
+        wanted_[g] = place_of<type>(task_, groups_, ahead);
+      else
+        wanted_[g] = beyond < after.last ? place_of<type>(*task_.after, groups_, beyond) : current_.wanted[g];
+    }
   }
 
   const AttentionTask& task_;
   const Groups groups_;
-  int32_t first_, last_, at_;
-  Segment current_, next_;
+  const Range range_;
+  int32_t at_;
+  Segment current_;
   const char* wanted_[kSegmentGroups];
 };
 

@@ -18,9 +18,9 @@ namespace dovetail {
 
 const KernelTable* DT_TABLE() {
   static constexpr KernelTable table = {
-      DT_NAME,           DT_SUPPORTED, packed_sizes,      pack_rows,      prepare_row, gemm,   unpack_row,
-      rms_norm,          qk_norm,      rope_kv_write,     attention_scratch,
-      attention_rows,    attention,    sample,            score,
+      DT_NAME,    DT_SUPPORTED, packed_sizes, pack_rows,     prepare_row,       prepare_groups, gemm,
+      unpack_row, rms_norm,     qk_norm,      rope_kv_write, attention_scratch, attention_rows, attention,
+      sample,     score,
   };
   return &table;
 }

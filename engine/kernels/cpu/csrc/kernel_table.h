@@ -85,6 +85,9 @@ struct AttentionTask {
   float* out;               // [.. heads * head_dim], row r at out + r * out_ld
   int64_t out_ld;
   float* scratch;           // this thread's, at least `attention_scratch` floats
+  // What this thread attends to right before and after, or null: each task fetches the first keys and
+  // values of the one after it.
+  const AttentionTask *before, *after;
 };
 
 // One row to draw from; see sampler.inl.
@@ -119,6 +122,9 @@ struct KernelTable {
   void (*pack_rows)(const Matrix* to, const void* rows, int32_t first_row, int32_t num_rows, bool interleave);
   // values row `row` is there; fill in what the type needs beside it.
   void (*prepare_row)(const Matrix* for_matrix, const Activations* to, int32_t row);
+  // The same of groups [first, last) of the row; not of GGUF types' matrices with sums.
+  void (*prepare_groups)(const Matrix* for_matrix, const Activations* to, int32_t row, int32_t first,
+                         int32_t last);
   // Outputs of panels [first_panel, last_panel) for `rows` rows. kGatedSilu needs even bounds.
   void (*gemm)(const Matrix* matrix, int32_t first_panel, int32_t last_panel, const Activations* from,
                int32_t rows, float* out, int64_t out_ld, Epilogue epilogue);
@@ -129,11 +135,12 @@ struct KernelTable {
   void (*rms_norm)(const float* x, const float* weight, int32_t width, float eps, float* out);
   // Normalizes each of num_heads heads of head_dim; weight float32 [num_heads, head_dim].
   void (*qk_norm)(float* heads, const float* weight, int32_t num_heads, int32_t head_dim, float eps);
-  // One token: rotates the query heads (in place, scaled by `scale`) and key heads of
-  // qkv = [heads | kv heads | kv heads] by cos, sin (float32 [head_dim / 2] of its position; null:
-  // no rotation) and writes keys and values, rounded, into `block` at `offset`.
+  // One token's kv heads [first_kv_head, last_kv_head): rotates their query heads (in place, scaled by
+  // `scale`) and key heads of qkv = [heads | kv heads | kv heads] by cos, sin (float32 [head_dim / 2] of
+  // its position; null: no rotation) and writes keys and values, rounded, into `block` at `offset`.
   void (*rope_kv_write)(float* qkv, const float* cos, const float* sin, int32_t num_heads, float scale,
-                        const KvLayer* layer, int32_t block, int32_t offset);
+                        const KvLayer* layer, int32_t block, int32_t offset, int32_t first_kv_head,
+                        int32_t last_kv_head);
 
   // -- attention (attention.inl)
   // Floats of scratch for up to `context` positions.

@@ -157,20 +157,34 @@ DT_INLINE void quantize_rotated(int64_t groups, const float* x, const Activation
   }
 }
 
+DT_INLINE Activations from_group(const Activations& all, int64_t at, int64_t group_size) {
+  Activations rest = all;
+  rest.quants += at * group_size;
+  rest.scales += at;
+  rest.sums += at;
+  return rest;
+}
+
+void prepare_groups(const Matrix* for_matrix, const Activations* to, int32_t row, int32_t first, int32_t last) {
+  const WeightType type = for_matrix->type;
+  const int64_t size = group_of(type), groups = groups_of(type, for_matrix->in_features);
+  const int64_t count = (last < groups ? last : groups) - first;
+  const Activations some = from_group(*to, row * groups + first, size);
+  const float* x = to->values + row * to->ld + first * size;
+  if (type == WeightType::kInt8) quantize_rotated(count, x, some);
+  else quantize_plain(type, count, x, some);
+}
+
 void prepare_row(const Matrix* for_matrix, const Activations* to, int32_t row) {
   const WeightType type = for_matrix->type;
   if (type == WeightType::kF32 || type == WeightType::kBf16) return;
-  const int64_t groups = groups_of(type, for_matrix->in_features), at = row * groups;
-  Activations one = *to;
-  one.quants += at * group_of(type);
-  one.scales += at;
-  one.sums += at;
-  const float* x = to->values + row * to->ld;
-  if (type == WeightType::kInt8) return quantize_rotated(groups, x, one);
-  if (for_matrix->sums == nullptr) return quantize_plain(type, groups, x, one);
-  one.middles += at;
+  const int64_t groups = groups_of(type, for_matrix->in_features);
+  if (type == WeightType::kInt8 || for_matrix->sums == nullptr)
+    return prepare_groups(for_matrix, to, row, 0, static_cast<int32_t>(groups));
+  Activations one = from_group(*to, row * groups, group_of(type));
+  one.middles += row * groups;
   one.centred += row * words_of(groups);
-  quantize_centred(type, groups, x, one);
+  quantize_centred(type, groups, to->values + row * to->ld, one);
 }
 
 }  // namespace

@@ -70,21 +70,21 @@ DT_INLINE void scale_head(float* x, int32_t head_dim, float scale) {
 }
 
 void rope_kv_write(float* qkv, const float* cos, const float* sin, int32_t num_heads, float scale,
-                   const KvLayer* layer, int32_t block, int32_t offset) {
+                   const KvLayer* layer, int32_t block, int32_t offset, int32_t first_kv_head,
+                   int32_t last_kv_head) {
   const int32_t head_dim = layer->head_dim, num_kv_heads = layer->num_kv_heads;
-  float* keys = qkv + static_cast<int64_t>(num_heads) * head_dim;
-  const float* values = keys + static_cast<int64_t>(num_kv_heads) * head_dim;
-  for (int32_t head = 0; head < num_heads; ++head) {
-    if (cos != nullptr)
-      rotate_head(qkv + head * head_dim, cos, sin, head_dim, scale);
-    else
-      scale_head(qkv + head * head_dim, head_dim, scale);
-    if (layer->type == KvType::kInt8) spread(qkv + head * head_dim, head_dim);
+  const int32_t group = num_heads / num_kv_heads;
+  for (int32_t head = first_kv_head * group; head < last_kv_head * group; ++head) {
+    float* query = qkv + static_cast<int64_t>(head) * head_dim;
+    if (cos != nullptr) rotate_head(query, cos, sin, head_dim, scale);
+    else scale_head(query, head_dim, scale);
+    if (layer->type == KvType::kInt8) spread(query, head_dim);
   }
-  for (int32_t head = 0; head < num_kv_heads; ++head, keys += head_dim, values += head_dim) {
-    if (cos != nullptr) rotate_head(keys, cos, sin, head_dim, 1.0f);
-    if (layer->type == KvType::kInt8) spread(keys, head_dim);
-    write_token(keys, values, *layer, block, head, offset);
+  for (int32_t head = first_kv_head; head < last_kv_head; ++head) {
+    float* key = qkv + static_cast<int64_t>(num_heads + head) * head_dim;
+    if (cos != nullptr) rotate_head(key, cos, sin, head_dim, 1.0f);
+    if (layer->type == KvType::kInt8) spread(key, head_dim);
+    write_token(key, key + static_cast<int64_t>(num_kv_heads) * head_dim, *layer, block, head, offset);
   }
 }
 

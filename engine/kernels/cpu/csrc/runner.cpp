@@ -33,6 +33,7 @@ Runner::Runner(const KernelTable& kernels, const ModelShape& shape, int num_thre
       pool_(num_threads),
       registers_(make_registers(shape)),
       scratch_(static_cast<size_t>(num_threads)),
+      tasks_(static_cast<size_t>(num_threads)),
       logits_ld_(round_up(shape.vocab_size, 64)),
       prepared_(static_cast<size_t>(num_threads)) {
   for (int i = 0; i < num_threads; ++i) {
@@ -82,7 +83,7 @@ void Runner::lay_out(const StepInputs& inputs) {
       kernels_.attention_scratch(longest, shape_.num_heads, shape_.num_kv_heads, shape_.head_dim);
   const int64_t sampling = 2 * logits_ld_ + 4096;
   for (auto& scratch : scratch_) scratch.reserve(std::max(attention, sampling) + logits_ld_);
-  list_attention();
+  list_parts();
 }
 
 void Runner::list_draws(const StepInputs& inputs) {
@@ -120,15 +121,15 @@ void Runner::reserve(int64_t rows) {
 }
 
 // Tasks of whole groups of heads; of single heads where there are fewer than threads can share.
-void Runner::list_attention() {
+void Runner::list_parts() {
   parts_.clear();
   const int group = shape_.num_heads / shape_.num_kv_heads;
   const int at_once = kernels_.attention_rows(shape_.num_heads, shape_.num_kv_heads);
   int num_tasks = 0;
   for (const Sequence& one : sequences_) num_tasks += (one.num_rows + at_once - 1) / at_once;
   num_tasks *= shape_.num_kv_heads;
-  const bool is_split = pool_.size() > 1 && num_tasks < 4 * pool_.size();
-  const int heads = is_split ? 1 : group;
+  is_split_ = pool_.size() > 1 && num_tasks < 4 * pool_.size();
+  const int heads = is_split_ ? 1 : group;
   // The last rows of a chunk see most: the longest tasks come first.
   for (int32_t s = static_cast<int32_t>(sequences_.size()); s-- > 0;)
     for (int32_t first = (sequences_[s].num_rows - 1) / at_once * at_once; first >= 0; first -= at_once)
@@ -173,28 +174,30 @@ void Runner::add(const Stage& stage, int32_t count, Take take) {
 }
 
 void Runner::list_body(const StepInputs& inputs) {
+  const Op *norm = nullptr, *rope = nullptr;  // done with the op that follows
   for (int i = 0; i < first_head_op_; ++i) {
-    const Op& op = ops_[static_cast<size_t>(i)];
+    const Op &op = ops_[static_cast<size_t>(i)], &next = ops_[static_cast<size_t>(i) + 1];
     switch (op.kind) {
-      case OpKind::kEmbed: add({Unit::kEmbedded, &op, nullptr, {}}, num_rows_, Take::kSome); break;
-      case OpKind::kNorm: {
-        const Op& next = ops_[static_cast<size_t>(i) + 1];
-        if (next.kind == OpKind::kLinear && next.src == op.out) {
-          list_linear(next, &op);
-          ++i;
-        } else {
-          add({Unit::kNormed, &op, nullptr, {}}, num_rows_, Take::kSome);
-        }
+      case OpKind::kEmbed: add({Unit::kEmbedded, &op}, num_rows_, Take::kSome); break;
+      case OpKind::kNorm:
+        if (next.kind == OpKind::kLinear && next.src == op.out) norm = &op;
+        else add({Unit::kNormed, &op}, num_rows_, Take::kSome);
         break;
-      }
-      case OpKind::kLinear: list_linear(op, nullptr); break;
-      case OpKind::kQkNorm: add({Unit::kHeads, &op, nullptr, {}}, num_rows_, Take::kSome); break;
-      case OpKind::kRopeKvWrite: add({Unit::kRotated, &op, nullptr, {}}, num_rows_, Take::kSome); break;
+      case OpKind::kLinear:
+        list_linear(op, norm);
+        norm = nullptr;
+        break;
+      case OpKind::kQkNorm: add({Unit::kHeads, &op}, num_rows_, Take::kSome); break;
+      case OpKind::kRopeKvWrite:
+        if (are_alone() && !is_split_ && inputs.on_signal == nullptr) rope = &op;
+        else add({Unit::kRotated, &op}, num_rows_, Take::kSome);
+        break;
       case OpKind::kAttention:
-        add({Unit::kAttended, &op, nullptr, {}}, static_cast<int32_t>(parts_.size()), Take::kOne);
+        list_attention(op, rope);
+        rope = nullptr;
         break;
       case OpKind::kSignal:
-        if (inputs.on_signal != nullptr) add({Unit::kSignal, &op, nullptr, {}}, 1, Take::kOne);
+        if (inputs.on_signal != nullptr) add({Unit::kSignal, &op}, 1, Take::kOne);
         break;
       case OpKind::kSelectRows:
       case OpKind::kLogits: break;  // the head's
@@ -202,14 +205,38 @@ void Runner::list_body(const StepInputs& inputs) {
   }
 }
 
-// Panels go in pairs: a gate and its up, or a tile's two. Of few rows the weights are all there is to
-// read, and long runs of them are read fastest.
+// The matrix whose source an op's output is, if that is to be quantized in parts of so many values. Of
+// many rows, parts lie far apart in memory, and a pass over whole rows is faster.
+const Matrix* Runner::quantized_with(const Op& op, int32_t width) const {
+  constexpr int kFewRows = 64;
+  const Op& next = (&op)[1];
+  if (num_rows_ > kFewRows) return nullptr;
+  if (next.kind != OpKind::kLinear || next.src != op.out || !is_quantized(next.matrix->type)) return nullptr;
+  const bool is_by_group = next.matrix->type == WeightType::kInt8 || next.matrix->sums == nullptr;
+  return is_by_group && width % next.matrix->group == 0 ? next.matrix : nullptr;
+}
+
+// Of few rows the weights are all there is to read, and long runs of them are read fastest.
 void Runner::list_linear(const Op& op, const Op* norm) {
-  constexpr int kManyRows = 8;
-  const bool is_prepared = norm != nullptr || is_quantized(op.matrix->type);
-  if (is_prepared && !is_private()) add({Unit::kPrepared, &op, norm, {}}, num_rows_, Take::kSome);
-  add({Unit::kPanels, &op, norm, {}}, (panels_of(*op.matrix) + 1) / 2,
+  constexpr int kManyRows = 8, kWholeGroups = 8;
+  Stage stage = {Unit::kPanels, &op, norm};
+  const bool is_gated = op.epilogue == Epilogue::kGatedSilu;
+  stage.has_quants = !stages_.empty() && stages_.back().next == op.matrix;
+  stage.next = is_gated ? quantized_with(op, kWholeGroups / 2 * 16) : nullptr;
+  if (stage.next != nullptr) stage.panels = kWholeGroups;
+  const bool is_prepared = norm != nullptr || (is_quantized(op.matrix->type) && !stage.has_quants);
+  if (is_prepared && !is_private()) add({Unit::kPrepared, &op, norm}, num_rows_, Take::kSome);
+  add(stage, (panels_of(*op.matrix) + stage.panels - 1) / stage.panels,
       num_rows_ <= kManyRows ? Take::kMost : Take::kSome);
+}
+
+void Runner::list_attention(const Op& op, const Op* rope) {
+  Stage stage = {Unit::kAttended, &op};
+  stage.rope = rope;
+  const int heads = is_split_ ? 1 : shape_.num_heads / shape_.num_kv_heads;
+  stage.next = quantized_with(op, heads * shape_.head_dim);
+  // Rows alone cost alike, and keys that follow each other are fetched ahead.
+  add(stage, static_cast<int32_t>(parts_.size()), are_alone() ? Take::kSome : Take::kOne);
 }
 
 void Runner::list_head(const HeadPart& part) {
@@ -230,7 +257,8 @@ void Runner::list_score(const ScoreItem& item) {
 void Runner::work(int thread, int phase, int32_t first, int32_t last, const StepInputs& inputs) {
   const Stage& stage = stages_[static_cast<size_t>(phase)];
   switch (stage.unit) {
-    case Unit::kPanels: multiply(thread, phase, 2 * first, 2 * last); return;
+    case Unit::kPanels: multiply(thread, phase, stage.panels * first, stage.panels * last); return;
+    case Unit::kAttended: attend(thread, stage, first, last); return;
     case Unit::kLogits:
       kernels_.gemm(stage.op->matrix, first, last, &shared(stage.op->src), stage.head.count, stage.head.logits,
                     logits_ld_, Epilogue::kStore);
@@ -241,14 +269,14 @@ void Runner::work(int thread, int phase, int32_t first, int32_t last, const Step
     switch (stage.unit) {
       case Unit::kEmbedded: embed(*stage.op, i); break;
       case Unit::kNormed: norm(*stage.op, i, shared(stage.op->out)); break;
-      case Unit::kPrepared: prepare(stage, i, shared(stage.op->src)); break;
+      case Unit::kPrepared: prepare(stage, i, shared_source_of(thread, stage, i)); break;
       case Unit::kHeads: qk_norm(*stage.op, i); break;
-      case Unit::kRotated: rope_kv_write(*stage.op, i); break;
-      case Unit::kAttended: attend(thread, *stage.op, parts_[static_cast<size_t>(i)]); break;
+      case Unit::kRotated: rope_kv_write(*stage.op, i, 0, shape_.num_kv_heads); break;
       case Unit::kSignal: inputs.on_signal(stage.op->layer); break;
       case Unit::kSelected: select(stage.head, i); break;
       case Unit::kScored: score(thread, stage.head, i); break;
       case Unit::kPanels:
+      case Unit::kAttended:
       case Unit::kLogits: break;
     }
   }
@@ -321,13 +349,23 @@ void Runner::prepare(const Stage& stage, int32_t row, const Activations& to) {
   kernels_.prepare_row(stage.op->matrix, &to, row);
 }
 
+// A product's source to be prepared row by row. Of a quantized product only the quants are read by
+// other threads: what is normed for it stays here, and makes no other core fetch its lines.
+Activations Runner::shared_source_of(int thread, const Stage& stage, int32_t row) {
+  const auto src = static_cast<size_t>(stage.op->src);
+  Activations source = registers_[src].get();
+  if (stage.norm != nullptr && is_quantized(stage.op->matrix->type))
+    source.values = private_[static_cast<size_t>(thread)][src].get().values - row * source.ld;
+  return source;
+}
+
 // A product's source; of few rows a thread's own, which it prepares once a phase: only quants, where
 // nothing is normed.
 Activations Runner::source_of(int thread, int phase, const Stage& stage) {
   const auto src = static_cast<size_t>(stage.op->src);
   const Activations& common = registers_[src].get();
   const bool is_prepared = stage.norm != nullptr || is_quantized(stage.op->matrix->type);
-  if (!is_private() || !is_prepared) return common;
+  if (!is_private() || !is_prepared || stage.has_quants) return common;
   Activations own = private_[static_cast<size_t>(thread)][src].get();
   if (stage.norm == nullptr) own.values = common.values;
   int& prepared = prepared_[static_cast<size_t>(thread)].phase;
@@ -343,8 +381,16 @@ void Runner::multiply(int thread, int phase, int32_t first, int32_t last) {
   const Op& op = *stage.op;
   const Activations from = source_of(thread, phase, stage);
   const Activations& to = shared(op.out);
-  kernels_.gemm(op.matrix, first, std::min(last, panels_of(*op.matrix)), &from, num_rows_, to.values, to.ld,
-                op.epilogue);
+  last = std::min(last, panels_of(*op.matrix));
+  kernels_.gemm(op.matrix, first, last, &from, num_rows_, to.values, to.ld, op.epilogue);
+  if (stage.next == nullptr) return;
+  for (int32_t row = 0; row < num_rows_; ++row) quantize(stage, row, first / 2 * 16, last / 2 * 16);
+}
+
+// Values [first, last) of a row of the op's output, whole groups but for the last.
+void Runner::quantize(const Stage& stage, int32_t row, int32_t first, int32_t last) {
+  const int32_t group = stage.next->group;
+  kernels_.prepare_groups(stage.next, &shared(stage.op->out), row, first / group, (last + group - 1) / group);
 }
 
 void Runner::qk_norm(const Op& op, int32_t row) {
@@ -353,7 +399,7 @@ void Runner::qk_norm(const Op& op, int32_t row) {
                    shape_.head_dim, op.eps);
 }
 
-void Runner::rope_kv_write(const Op& op, int32_t row) {
+void Runner::rope_kv_write(const Op& op, int32_t row, int32_t first_kv_head, int32_t last_kv_head) {
   const Activations& qkv = shared(op.src);
   const KvLayer& layer = layers_[static_cast<size_t>(op.layer)];
   const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
@@ -364,16 +410,33 @@ void Runner::rope_kv_write(const Op& op, int32_t row) {
   const float* sin = op.is_rotary ? shape_.sin + position * half : nullptr;
   kernels_.rope_kv_write(qkv.values + row * qkv.ld, cos, sin, shape_.num_heads, scale, &layer,
                          sequence.table[position / layer.block_size],
-                         static_cast<int32_t>(position % layer.block_size));
+                         static_cast<int32_t>(position % layer.block_size), first_kv_head, last_kv_head);
 }
 
-void Runner::attend(int thread, const Op& op, const AttentionPart& part) {
+void Runner::attend(int thread, const Stage& stage, int32_t first, int32_t last) {
+  const Op& op = *stage.op;
   const Activations &queries = shared(op.src), &to = shared(op.out);
-  const Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
-  const AttentionTask task = {&layers_[static_cast<size_t>(op.layer)], &sequence, part.first, part.count,
-                              part.kv_head, part.first_head, part.num_heads, op.window, queries.values,
-                              queries.ld, to.values, to.ld, scratch_[static_cast<size_t>(thread)].get()};
-  kernels_.attention(&task);
+  auto& tasks = tasks_[static_cast<size_t>(thread)];
+  tasks.clear();
+  for (int32_t i = first; i < last; ++i) {
+    const AttentionPart& part = parts_[static_cast<size_t>(i)];
+    tasks.push_back({&layers_[static_cast<size_t>(op.layer)], &sequences_[static_cast<size_t>(part.sequence)],
+                     part.first, part.count, part.kv_head, part.first_head, part.num_heads, op.window,
+                     queries.values, queries.ld, to.values, to.ld,
+                     scratch_[static_cast<size_t>(thread)].get(), nullptr, nullptr});
+  }
+  for (size_t i = 1; i < tasks.size(); ++i) {
+    tasks[i].before = &tasks[i - 1];
+    tasks[i - 1].after = &tasks[i];
+  }
+  for (const AttentionTask& task : tasks) {
+    const int32_t row = task.sequence->first_row + task.first;
+    if (stage.rope != nullptr) rope_kv_write(*stage.rope, row, task.kv_head, task.kv_head + 1);
+    kernels_.attention(&task);
+    if (stage.next == nullptr) continue;
+    const int32_t begin = task.first_head * shape_.head_dim, width = task.num_heads * shape_.head_dim;
+    for (int32_t i = 0; i < task.count; ++i) quantize(stage, row + i, begin, begin + width);
+  }
 }
 
 // -- the head ------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 //     forward:  lay out -> body ops over all rows -> scores -> head ops over the selected rows
 //     draw:     tokens, from the logits that forward left -> append them, move the slots on
 //
-// An op is one or two phases of the pool: of rows, panels of outputs, or attention tasks. With one or
-// two rows each thread normalizes and quantizes them for itself, which costs less than a phase. Who
-// takes which units cannot change a bit.
+// An op is one or two phases of the pool: of rows, panels of outputs, or attention tasks. What the next
+// op does to each part of an output alone is done with it: quantizing attention's and a gated product's,
+// rotating the one row that a task attends for. With one or two rows each thread normalizes and
+// quantizes them for itself, which costs less than a phase. Who takes which units cannot change a bit.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +55,7 @@ class Runner {
     kEmbedded,
     kNormed,
     kPrepared,  // for a product: normed, if its source is normed with it, and quantized
-    kPanels,    // two of a product's
+    kPanels,    // `panels` of a product's
     kHeads,
     kRotated,
     kAttended,  // an AttentionPart
@@ -66,8 +67,12 @@ class Runner {
   struct Stage {
     Unit unit;
     const Op* op;
-    const Op* norm;  // of the op's source, or null
-    HeadPart head;
+    const Op* norm = nullptr;      // of the op's source
+    HeadPart head{};
+    int32_t panels = 2;            // pairs: a gate and its up, or a tile's two
+    const Matrix* next = nullptr;  // whose source the output is: quantized for it at once
+    const Op* rope = nullptr;      // of the rows that a task attends for, before it does
+    bool has_quants = false;       // the op's source was quantized when it was made
   };
 
   void check_ops() const;
@@ -75,12 +80,14 @@ class Runner {
   void list_draws(const StepInputs& inputs);
   void draw_one(int thread, DrawItem& draw);
   void move_on(const WorkItem& work, int32_t first, int32_t& end);
-  void list_attention();
+  void list_parts();
   void copy_blocks(const StepInputs& inputs);
   void reserve(int64_t rows);
 
   void list_body(const StepInputs& inputs);
   void list_linear(const Op& op, const Op* norm);
+  void list_attention(const Op& op, const Op* rope);
+  const Matrix* quantized_with(const Op& op, int32_t width) const;
   void list_head(const HeadPart& part);
   void list_score(const ScoreItem& item);
   void add(const Stage& stage, int32_t count, Take take);
@@ -91,13 +98,16 @@ class Runner {
   void prepare(const Stage& stage, int32_t row, const Activations& to);
   void multiply(int thread, int phase, int32_t first, int32_t last);
   void qk_norm(const Op& op, int32_t row);
-  void rope_kv_write(const Op& op, int32_t row);
-  void attend(int thread, const Op& op, const AttentionPart& part);
+  void rope_kv_write(const Op& op, int32_t row, int32_t first_kv_head, int32_t last_kv_head);
+  void attend(int thread, const Stage& stage, int32_t first, int32_t last);
+  void quantize(const Stage& stage, int32_t row, int32_t first, int32_t last);
   void select(const HeadPart& part, int32_t i);
   void score(int thread, const HeadPart& part, int32_t i);
 
   bool is_private() const { return num_rows_ <= kPrivateRows; }
+  bool are_alone() const { return num_rows_ == static_cast<int>(sequences_.size()); }  // one row a sequence
   const Activations& shared(int32_t number) const { return registers_[static_cast<size_t>(number)].get(); }
+  Activations shared_source_of(int thread, const Stage& stage, int32_t row);
   Activations source_of(int thread, int phase, const Stage& stage);
 
   static constexpr int kPrivateRows = 2;
@@ -112,6 +122,7 @@ class Runner {
   std::vector<Register> registers_;
   std::vector<std::vector<Register>> private_;  // [thread][register]
   std::vector<AlignedFloats> scratch_;          // [thread]
+  std::vector<std::vector<AttentionTask>> tasks_;  // [thread]: those it does in one go
   AlignedFloats logits_, score_logits_;
   int64_t logits_ld_ = 0;
 
@@ -123,6 +134,7 @@ class Runner {
   std::vector<DrawItem> draws_;
   std::vector<int32_t> tokens_, ranges_;  // of the draws; [work items][2]
   std::vector<AttentionPart> parts_;
+  bool is_split_ = false;  // parts are of single heads
   int num_rows_ = 0;
   std::vector<Stage> stages_;  // of the pool's phases
   std::vector<ThreadPool::Phase> phases_;
