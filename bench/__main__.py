@@ -16,6 +16,7 @@ from bench import (
     router,
     shared_core,
     start,
+    step_share,
     system,
     ttft,
 )
@@ -32,6 +33,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "router": router.run,
     "shared_core": shared_core.run,
     "start": start.run,
+    "step_share": step_share.run,
     "system": system.run,
     "ttft": ttft.run,
 }

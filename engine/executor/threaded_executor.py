@@ -1,16 +1,17 @@
 """An executor in a thread of its own: the host schedules the next step while one is computed.
 
-    caller    submit --> sample --> schedule, submit, sample ... --> collect
-    thread          forward     draw, read back      |  forward ...
+    caller    submit, sample --> schedule, submit, sample ... --> collect
+    thread          forward, draw, read back | forward, draw ...
 
 For executors that compute in the call. What a step raises comes out of its `collect`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from core.ids import SlotId
@@ -19,13 +20,14 @@ from engine.executor.interface import Executor, Handle, StepPlan, StepResult
 
 
 class _Step(NamedTuple):
-    handle: Handle
-    submitted: Future[Handle]
-    finished: Future[StepResult]
+    plan: StepPlan
+    masks: Mapping[SlotId, Any] | None
 
 
 class ThreadedExecutor:
     """Implements `engine.executor.interface.Executor` over another one.
+
+    A step goes through one queue each way: between two steps the thread does nothing else.
 
     Args:
         executor: used by the thread alone from now on; `close` closes it.
@@ -33,9 +35,12 @@ class ThreadedExecutor:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="steps")
-        self._submitted: Future[Handle] | None = None
-        self._steps: deque[_Step] = deque()
+        self._submitted: StepPlan | None = None
+        self._expected: deque[Handle] = deque()
+        self._steps: SimpleQueue[_Step | None] = SimpleQueue()
+        self._finished: SimpleQueue[StepResult | Exception] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
+        self._thread.start()
 
     @property
     def layout(self) -> KvLayout:
@@ -53,33 +58,45 @@ class ThreadedExecutor:
         return self._executor.numerics
 
     def submit(self, plan: StepPlan) -> Handle:
-        """Let the thread start a step once it has come to it."""
-        self._submitted = self._thread.submit(self._executor.submit, plan)
+        """Take a step; the thread comes to it once it is to be sampled."""
+        self._submitted = plan
         return Handle(plan.number)
 
     def sample(self, handle: Handle, masks: Mapping[SlotId, Any] | None = None) -> None:
-        """Let the thread draw the submitted step's tokens."""
-        if self._submitted is None:
+        """Let the thread compute the submitted step and draw its tokens."""
+        plan = self._submitted
+        if plan is None or plan.number != handle:
             msg = f"sample({handle}): nothing was submitted since the last sample"
             raise ValueError(msg)
-        finished = self._thread.submit(self._finish, handle, masks)
-        self._steps.append(_Step(handle, self._submitted, finished))
         self._submitted = None
+        self._expected.append(handle)
+        self._steps.put(_Step(plan, masks))
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for the oldest step."""
-        step = self._steps.popleft()
-        if step.handle != handle:
-            msg = f"collect({handle}): step {step.handle} is the oldest"
+        if self._expected[0] != handle:
+            msg = f"collect({handle}): step {self._expected[0]} is the oldest"
             raise ValueError(msg)
-        step.submitted.result()  # its own error, not what follows from it
-        return step.finished.result()
+        self._expected.popleft()
+        result = self._finished.get()
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def close(self) -> None:
         """Let the thread finish what it has, then free the executor."""
-        self._thread.shutdown(wait=True)
+        self._steps.put(None)
+        self._thread.join()
         self._executor.close()
 
-    def _finish(self, handle: Handle, masks: Mapping[SlotId, Any] | None) -> StepResult:
-        self._executor.sample(handle, masks)
+    def _run(self) -> None:
+        while (step := self._steps.get()) is not None:
+            try:
+                self._finished.put(self._result_of(step))
+            except Exception as error:  # noqa: BLE001 - of the caller, who collects it
+                self._finished.put(error)
+
+    def _result_of(self, step: _Step) -> StepResult:
+        handle = self._executor.submit(step.plan)
+        self._executor.sample(handle, step.masks)
         return self._executor.collect(handle)

@@ -67,6 +67,8 @@ def test_what_a_step_raises_comes_out_of_its_collect(tiny: Path) -> None:
     executor.sample(executor.submit(StepPlan(0, added=(added,), work=(work(0, 3, 1),))))
     with pytest.raises(ValueError, match=r"collect\(1\): step 0 is the oldest"):
         executor.collect(Handle(1))
+    with pytest.raises(ValueError, match="adapter 3"):
+        executor.collect(Handle(0))
     executor.sample(executor.submit(StepPlan(5, work=(work(0, 1, 1),))))
     with pytest.raises(ValueError, match="plan 5: 1 is the next, without gaps"):
         executor.collect(Handle(5))
