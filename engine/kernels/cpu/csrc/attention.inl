@@ -76,9 +76,9 @@ template <KvType type>
 struct Kernels {
   template <int R>
   struct Scores {
-    static void call(const Segment* segment, Visible groups, const KvLayer* layer, const Query* queries,
-                     const QueryScale* scales, float* scores) {
-      tile_scores<type, R>(*segment, groups.first, groups.last, *layer, queries, scales, scores);
+    static void call(const Segment* segment, Visible groups, const KvLayer* layer, const char* const* wanted,
+                     const Query* queries, const QueryScale* scales, float* scores) {
+      tile_scores<type, R>(*segment, groups.first, groups.last, *layer, wanted, queries, scales, scores);
     }
   };
   template <int R>
@@ -111,7 +111,7 @@ struct TilePass {
     alignas(64) float scores[kRowTile * kSegmentTokens];
     const Query* queries = states.queries + tile.state * padded(head_dim);
     const QueryScale* scales = states.scales + tile.state;
-    with_rows<Kernels<type>::template Scores>(tile.rows, &segment, groups, task.layer, queries, scales,
+    with_rows<Kernels<type>::template Scores>(tile.rows, &segment, groups, task.layer, wanted, queries, scales,
                                               static_cast<float*>(scores));
     int32_t row = 0;
     for (int32_t position = 0; position < tile.positions; ++position)
@@ -143,11 +143,13 @@ struct TilePass {
     Run runs[kSegmentGroups];
     int32_t num_runs = 0;
     const int32_t head_dim = task.layer->head_dim;
-    const int64_t stride = head_dim * kElementBytes<type>, fetched = fetched_bytes<type>(*task.layer);
+    const int64_t stride = head_dim * kElementBytes<type>;
+    // Of int8, the first half was fetched with the scores.
+    const int64_t skipped = type == KvType::kInt8 ? kLanes * stride : 0;
     for (int32_t g = groups.first; g < groups.last; ++g) {
       const Visible lanes = lanes_of(segment, g, visible);
       if (lanes.first < lanes.last)
-        runs[num_runs++] = {segment.values[g] + lanes.first * stride, wanted[g] + lanes.first * fetched,
+        runs[num_runs++] = {segment.values[g] + lanes.first * stride, wanted[g] + skipped + lanes.first * stride,
                             g * kLanes + lanes.first, lanes.last - lanes.first};
     }
     if (num_runs == 0) return;

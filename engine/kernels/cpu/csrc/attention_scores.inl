@@ -84,20 +84,25 @@ void float_scores(const Segment& segment, int32_t first, const KvLayer& layer, c
     for (int n = 0; n < N; ++n) store(scores + r * kSegmentTokens + (first + n) * kLanes, sums[r][n]);
 }
 
+// Keys of int8 are multiplied too fast to fetch this group's values from memory meanwhile: they are
+// near already, and come into the first level. What is fetched is the first half of what comes much
+// later, and while values are added, the second.
 template <int R, int N>
-void int8_scores(const Segment& segment, int32_t first, const KvLayer& layer, const Query* queries,
-                 const QueryScale* scales, float* scores) {
+void int8_scores(const Segment& segment, int32_t first, const KvLayer& layer, const char* const* wanted,
+                 const Query* queries, const QueryScale* scales, float* scores) {
   I32x16 high[R][N], low[R][N];
   DT_UNROLL
   for (int r = 0; r < R; ++r)
     DT_UNROLL
     for (int n = 0; n < N; ++n) high[r][n] = low[r][n] = splat_int(0);
   const char* const* keys = segment.keys + first;
-  const char* const* values = segment.values + first;
+  wanted += first;
   const int64_t ld = padded(layer.head_dim);
   int64_t at = 0;
   for (int32_t d = 0; d < layer.head_dim; d += 4, at += layer.block_size * 4, ++queries) {
-    prefetch_values<KvType::kInt8, N>(values, d * kLanes);
+    prefetch_values<KvType::kInt8, N>(segment.values + first, d * kLanes);
+    DT_UNROLL
+    for (int n = 0; n < N; ++n) prefetch(wanted[n] + d * kLanes);
     DT_UNROLL
     for (int n = 0; n < N; ++n) {
       const I32x16 quads = load_bytes(keys[n] + at);
@@ -111,7 +116,8 @@ void int8_scores(const Segment& segment, int32_t first, const KvLayer& layer, co
   DT_UNROLL
   for (int n = 0; n < N; ++n) {
     const F32x16 key_scales = load(segment.key_scales[first + n]);
-    prefetch(reinterpret_cast<const char*>(segment.value_scales[first + n]));
+    for (int64_t line = 2 * kLanes * layer.head_dim; line < kLanes * fetched_bytes<KvType::kInt8>(layer); line += 64)
+      prefetch(wanted[n] + line);
     DT_UNROLL
     for (int r = 0; r < R; ++r) {
       const F32x16 highs = to_float(sub_int(high[r][n], splat_int(scales[r].high_excess)));
@@ -123,26 +129,26 @@ void int8_scores(const Segment& segment, int32_t first, const KvLayer& layer, co
 }
 
 template <KvType type, int R, int N>
-DT_INLINE void some_scores(const Segment& segment, int32_t first, const KvLayer& layer, const Query* queries,
-                           const QueryScale* scales, float* scores) {
+DT_INLINE void some_scores(const Segment& segment, int32_t first, const KvLayer& layer, const char* const* wanted,
+                           const Query* queries, const QueryScale* scales, float* scores) {
   if constexpr (type == KvType::kInt8)
-    int8_scores<R, N>(segment, first, layer, queries, scales, scores);
+    int8_scores<R, N>(segment, first, layer, wanted, queries, scales, scores);
   else
     float_scores<type, R, N>(segment, first, layer, queries, scores);
 }
 
 template <KvType type, int R>
 void tile_scores(const Segment& segment, int32_t first, int32_t last, const KvLayer& layer,
-                 const Query* queries, const QueryScale* scales, float* scores) {
+                 const char* const* wanted, const Query* queries, const QueryScale* scales, float* scores) {
   // Int8 keys take two sums a score.
   constexpr int kWide = type == KvType::kInt8 ? (kGroupTile + 1) / 2 : kGroupTile;
   for (; first + kWide <= last; first += kWide)
-    some_scores<type, R, kWide>(segment, first, layer, queries, scales, scores);
+    some_scores<type, R, kWide>(segment, first, layer, wanted, queries, scales, scores);
   if (kWide > 2 && first + 2 <= last) {
-    some_scores<type, R, 2>(segment, first, layer, queries, scales, scores);
+    some_scores<type, R, 2>(segment, first, layer, wanted, queries, scales, scores);
     first += 2;
   }
-  for (; first < last; ++first) some_scores<type, R, 1>(segment, first, layer, queries, scales, scores);
+  for (; first < last; ++first) some_scores<type, R, 1>(segment, first, layer, wanted, queries, scales, scores);
 }
 
 }  // namespace

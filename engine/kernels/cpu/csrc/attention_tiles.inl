@@ -18,8 +18,7 @@ constexpr int64_t kElementBytes = type == KvType::kF32 ? 4 : type == KvType::kBf
 template <KvType type>
 constexpr int32_t kKeyRun = type == KvType::kInt8 ? 4 : 2;
 
-// Bytes a token that are prefetched while the segment before is added up: its keys'. Int8 keys are
-// multiplied too fast to fetch the values meanwhile, so there it is both tiles, which are neighbours.
+// Bytes a token that are fetched long before: its keys'. Of int8 both tiles', which are neighbours.
 template <KvType type>
 DT_INLINE int64_t fetched_bytes(const KvLayer& layer) {
   if (type == KvType::kInt8) return layer.head_stride / layer.block_size;
@@ -117,8 +116,9 @@ void prefetch_group(const char* place, const KvLayer& layer) {
 struct Range {
   int32_t first, last;
 
-  // Groups that are on their way while one is read. A task ends with those of the next.
-  int32_t num_ahead() const { return last - first < kSegmentGroups ? last - first : kSegmentGroups; }
+  // Groups that are on their way while one is read. A task ends with those of the next. Measured on
+  // Zen 4: with 8 or 32, steps at context 512 take 6 to 10% longer.
+  int32_t num_ahead() const { return last - first < 24 ? last - first : 24; }
 };
 
 DT_INLINE Range range_of(const AttentionTask& task, const Groups& groups) {

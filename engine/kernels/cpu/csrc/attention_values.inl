@@ -19,7 +19,7 @@ constexpr int kUnit = 2 * kLanes;
 // Tokens that follow each other in a tile, and the place of their weights in a row's.
 struct Run {
   const char* values;
-  const char* wanted;  // what is read next: so many bytes a token are prefetched
+  const char* wanted;  // what is read next: as many bytes of it as are read here are prefetched
   int32_t first_weight, count;
 };
 
@@ -54,7 +54,7 @@ void add_units(const Run* runs, int32_t num_runs, int64_t offset, const KvLayer&
     DT_UNROLL
     for (int c = 0; c < 2 * U; ++c) sums[r][c] = load(out + r * out_ld + c * kLanes);
   const int64_t stride = layer.head_dim * kElementBytes<type>;
-  const int64_t fetched = offset == 0 ? fetched_bytes<type>(layer) : 0;
+  const int64_t fetched = offset == 0 ? stride : 0;
   for (const Run* run = runs; run != runs + num_runs; ++run) {
     const char* values = run->values + offset;
     const char* wanted = run->wanted;
