@@ -46,7 +46,7 @@ class Aim(NamedTuple):
     factor: float
 
 
-_QUANTIZED = ("ours_native", "ours_native_kv8", "ours_int8")
+_QUANTIZED = ("ours_native", "ours_native_kv8", "ours_int8", "ours_int8_kv8")
 _ALL_PEERS = ("llama_q4_1", "llama_bf16", "llama_f32", "vllm_f32")
 AIMS: Mapping[Task, tuple[Aim, ...]] = {
     Task("decode", 1, 512): (Aim(_QUANTIZED, ("llama_q4_1",), 2.2),),
@@ -93,6 +93,7 @@ def start(model: Path, directory: Path, stack: contextlib.ExitStack) -> dict[str
         "ours_native": [*ours, "native", "bf16"],
         "ours_native_kv8": [*ours, "native", "int8"],
         "ours_int8": [*ours, "int8", "bf16"],
+        "ours_int8_kv8": [*ours, "int8", "int8"],
         "ours_f32": [*ours, "f32", "f32"],
     }
     if PEERS.exists():
@@ -167,7 +168,7 @@ def _beside_limit(task: Task, ours: Mapping[str, Child], limits: Limits) -> Iter
         child = ours["ours_native"]
         limit, at_most, against = limits.read_s, _TIMES_READ, "a read of its bytes"
     elif task in _TIMES_PEAK:
-        child = ours["ours_int8"]
+        child = ours["ours_int8_kv8"]
         limit, at_most, against = limits.multiply_s, _TIMES_PEAK[task], "int8 and f32 at their peak"
     else:
         return

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from core.config import Config, load
+from core.config import Config, EngineConfig, load
 from core.errors import ConfigError
 
 
@@ -29,7 +29,8 @@ def load_config(
         defaults: a command's own defaults by `section.key`, where they differ from the schema's.
 
     Raises:
-        ConfigError: the file cannot be read, or names or values are wrong; one line.
+        ConfigError: the file cannot be read, names or values are wrong, or there is no pool for
+            the device; one line.
     """
     document = _read(file) if file is not None else {}
     overrides = {
@@ -37,7 +38,9 @@ def load_config(
     }
     overrides.update(_assignment(text) for text in assignments)
     overrides.update(flags or {})
-    return load(document, overrides)
+    config = load(document, overrides)
+    _check_device(config.engine)
+    return config
 
 
 def to_toml(config: Config) -> str:
@@ -47,6 +50,15 @@ def to_toml(config: Config) -> str:
     for section, table in sections.items():
         lines += [f"[{section}]", *(f"{key} = {_value(value)}" for key, value in table.items()), ""]
     return "\n".join(lines)
+
+
+def _check_device(engine: EngineConfig) -> None:
+    if engine.executor != "mock" and engine.device != "cpu":
+        msg = (
+            f"engine.device = {engine.device!r}: must be 'cpu'; KV blocks live in host memory, "
+            "and a pool in a device's memory does not exist yet"
+        )
+        raise ConfigError(msg)
 
 
 def _read(file: Path) -> dict[str, Any]:

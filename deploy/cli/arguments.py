@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -80,17 +81,37 @@ decodes stops doing so with --force only.
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Raises instead of printing a page of usage: a slip is one line."""
+
+    def parse_command(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse a command and its flags; what nobody knows is the command's, not the program's."""
+        arguments, unknown = self.parse_known_args(argv)
+        if unknown:
+            msg = (
+                f"unrecognized arguments: {' '.join(unknown)} "
+                f"(see `{self.prog} {arguments.command} --help`)"
+            )
+            raise UsageError(msg)
+        return arguments
 
     def error(self, message: str) -> NoReturn:
         msg = f"{message} (see `{self.prog} --help`)"
         raise UsageError(msg)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return a command line's values; the command's name is in `command`.
+
+    Raises:
+        UsageError: a slip, in one line.
+    """
+    return build_parser().parse_command(argv)
+
+
+def build_parser() -> CommandParser:
     """Return the parser; the command's name lands in `command`."""
-    parser = _Parser(
+    parser = CommandParser(
         prog="dovetail",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
@@ -114,7 +135,11 @@ def build_parser() -> argparse.ArgumentParser:
 class _Commands:
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._action = parser.add_subparsers(
-            title="commands", dest="command", required=True, metavar="COMMAND", parser_class=_Parser
+            title="commands",
+            dest="command",
+            required=True,
+            metavar="COMMAND",
+            parser_class=CommandParser,
         )
 
     def add(self, name: str, summary: str, examples: str = "") -> argparse.ArgumentParser:

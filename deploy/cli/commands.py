@@ -26,7 +26,7 @@ from core.ids import WorkerId
 from core.worker_record import Role
 from deploy.address import exposure_warning, fabric_warning, is_wildcard, parse_listen
 from deploy.api_client import ApiAddress
-from deploy.cli.arguments import DEFAULT_URL, build_parser
+from deploy.cli.arguments import DEFAULT_URL, parse
 from deploy.launcher.cpu_shares import parse_cpus
 from deploy.launcher.parent_death import die_with_parent
 from deploy.model_path import FoundModel, find_model
@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     """Run one command; errors become one line on stderr, or on the launcher's pipe."""
     ready_fd: int | None = None
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = parse(argv)
         ready_fd = getattr(arguments, "ready_fd", None)
         if arguments.parent_pid is not None:
             die_with_parent(arguments.parent_pid)

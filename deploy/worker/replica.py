@@ -51,15 +51,9 @@ def plan_replica(config: Config, model_path: Path) -> ReplicaPlan:
 
     Raises:
         ModelError: the model cannot be served.
-        ConfigError: the pool holds less than two blocks, or there is no pool for the device.
+        ConfigError: the pool holds less than two blocks.
     """
     engine = config.engine
-    if engine.executor != "mock" and engine.device != "cpu":
-        msg = (
-            f"engine.device = {engine.device!r}: must be 'cpu'; KV blocks live in host memory, "
-            "and a pool in a device's memory does not exist yet"
-        )
-        raise ConfigError(msg)
     spec = read_spec(model_path)
     executor = choose_executor(engine, spec)
     if executor == "mock":

@@ -38,6 +38,8 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
             "engine.executor = 'gpu': must be 'auto' or 'native' or 'torch' or 'mock'",
         ),
         (["up", "--log-level", "loud"], "log.level = 'loud'"),
+        (["up", "--prefil", "2"], "arguments: --prefil 2 (see `dovetail up --help`)"),
+        (["up", "--set", "engine.device=cuda"], "engine.device = 'cuda': must be 'cpu'"),
         (["up", "--set", "engine"], "section.key=value"),
         (["up", "--set", "engine.thread=1"], "did you mean 'threads'?"),
         (["up", "--config", "/nowhere.toml"], "/nowhere.toml: No such file"),
@@ -108,7 +110,7 @@ def test_slip_in_a_child_goes_to_the_launcher_not_to_stderr(tmp_path: Path) -> N
 
 def test_help_needs_no_heavy_import() -> None:
     """What keeps `dovetail --help` quick, stated so that it does not depend on the machine."""
-    probe = "import sys, deploy.cli.commands as c; c.build_parser(); print(*sys.modules)"
+    probe = "import sys, deploy.cli.commands as c; c.parse(["version"]); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-P", "-c", probe], capture_output=True, check=True, text=True
     ).stdout.split()

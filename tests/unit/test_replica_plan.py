@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from core.config import Config, EngineConfig, ModelConfig
 from core.errors import ConfigError
 from deploy.model_path import resolve_model
 from deploy.worker.replica import plan_replica
-
-
-def test_a_device_without_a_pool_is_refused_by_name() -> None:
-    config = Config(engine=EngineConfig(device="cuda:0"))
-    with pytest.raises(ConfigError, match=r"^engine\.device = 'cuda:0': must be 'cpu'; KV blocks"):
-        plan_replica(config, Path("no model is read"))
 
 
 def test_a_pool_of_less_than_two_blocks_is_refused() -> None:

@@ -59,3 +59,10 @@ def test_unreadable_file_is_one_line(tmp_path: Path, content: bytes | None, said
     with pytest.raises(ConfigError, match=said) as refusal:
         load_config(path)
     assert str(path) in str(refusal.value)
+
+
+def test_a_device_without_a_pool_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"^engine\.device = 'cuda:0': must be 'cpu'; KV blocks"):
+        load_config(None, ["engine.device=cuda:0"])
+    mock = load_config(None, ["engine.device=cuda:0", "engine.executor=mock"])
+    assert mock.engine.device == "cuda:0"
