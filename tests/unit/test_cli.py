@@ -110,7 +110,7 @@ def test_slip_in_a_child_goes_to_the_launcher_not_to_stderr(tmp_path: Path) -> N
 
 def test_help_needs_no_heavy_import() -> None:
     """What keeps `dovetail --help` quick, stated so that it does not depend on the machine."""
-    probe = "import sys, deploy.cli.commands as c; c.parse(["version"]); print(*sys.modules)"
+    probe = "import sys, deploy.cli.commands as c; c.parse(['version']); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-P", "-c", probe], capture_output=True, check=True, text=True
     ).stdout.split()
