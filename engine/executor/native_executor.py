@@ -77,6 +77,7 @@ class NativeExecutor:
         self._inputs = self._slots.inputs()
         self._on_signal: Callable[[int], None] | None = None
         self._steps: StepQueue[NativeStep] = StepQueue()
+        self._last_applied = -1  # plan whose slots are applied
         self._numerics = (
             f"native-{build_id()}/{model.table.name.decode()}/weights-{model.kind}/"
             f"kv-{layout.layers[0].dtype.value}/tp-1"
@@ -109,7 +110,26 @@ class NativeExecutor:
 
     def submit(self, plan: StepPlan) -> Handle:
         """Apply the delta and run the forward pass."""
-        return self._steps.put(self._forward(plan))
+        return self.submit_prepared(plan, None)
+
+    def prepare(self, plan: StepPlan) -> NativeStep | None:
+        """Lay the next step out while the one before runs, in another thread.
+
+        Returns:
+            what `submit_prepared` wants; None, and nothing has changed, where the layout depends on
+            what runs: slots come, go or get another block, or tokens follow those to be drawn.
+        """
+        is_next = plan.number == self._last_applied + 1
+        changes = plan.added or plan.removed or plan.table_edits
+        if not is_next or changes or any(item.drafts for item in plan.work):
+            return None
+        if any(self._slots.by_id[item.slot].prompt_logprobs is not None for item in plan.work):
+            return None
+        return self._lay_out(plan)
+
+    def submit_prepared(self, plan: StepPlan, prepared: NativeStep | None) -> Handle:
+        """Submit a plan, laid out already unless `prepared` is None."""
+        return self._steps.put(self._forward(plan, prepared))
 
     def sample(self, handle: Handle, masks: Mapping[SlotId, Any] | None = None) -> None:
         """Draw the step's tokens and advance its slots."""
@@ -118,11 +138,12 @@ class NativeExecutor:
         granted = self._runner.refine(wishes) if wishes else None
         drawn = self._runner.draw(len(step.plan.work))
         step.finish(drawn, granted.logprobs() if granted is not None else {})
+        step.ended = self.clock.now()
 
     def collect(self, handle: Handle) -> StepResult:
-        """Return the oldest step's results."""
+        """Return the oldest step's results; may run in another thread, beside later steps."""
         step = self._steps.take(handle)
-        return StepResult(step.plan.number, step.results(), self.clock.now() - step.started)
+        return StepResult(step.plan.number, step.results(), step.ended - step.started)
 
     def logits_of(self, plan: StepPlan) -> npt.NDArray[np.float32]:
         """Run a plan that samples nothing; return all rows' logits instead (for oracles).
@@ -130,7 +151,7 @@ class NativeExecutor:
         Returns:
             float32 [query tokens, vocab_size], in the order of the plan's work.
         """
-        step = self._forward(plan, selects_all=True)
+        step = self._forward(plan, self._lay_out(plan, selects_all=True))
         logits = self._runner.logits(step.num_rows)
         self._runner.draw(len(plan.work))  # nothing, but the slots move on
         return logits
@@ -140,18 +161,22 @@ class NativeExecutor:
         self._steps.clear()
         self._runner.close()
 
-    def _forward(self, plan: StepPlan, *, selects_all: bool = False) -> NativeStep:
-        started = self.clock.now()
-        self._steps.admit(plan)
+    def _lay_out(self, plan: StepPlan, *, selects_all: bool = False) -> NativeStep:
         self._slots.apply(plan)
-        step = NativeStep(
+        self._last_applied = plan.number
+        return NativeStep(
             plan,
             self._slots,
-            started=started,
             hidden_size=self._spec.hidden_size,
             vocab_size=self._spec.vocab_size,
             selects_all=selects_all,
         )
+
+    def _forward(self, plan: StepPlan, prepared: NativeStep | None) -> NativeStep:
+        started = self.clock.now()
+        self._steps.admit(plan)
+        step = prepared or self._lay_out(plan)
+        step.started = started
         self._inputs.region = self._region.address  # a fence may have moved it
         kept = step.fill(self._inputs)
         self._runner.forward(self._inputs)

@@ -28,11 +28,11 @@ class NativeStep:
     Args:
         plan: applied to the slots already.
         slots: not advanced by it yet; drafts are written here.
-        started: when it was submitted, on the executor's clock.
         hidden_size, vocab_size: of the model.
         selects_all: every row's logits are wanted, and nothing is drawn.
 
     Attributes:
+        started, ended: when the executor came to it and had drawn its tokens, on its clock.
         is_sampled: whether its slots have moved on.
     """
 
@@ -41,13 +41,12 @@ class NativeStep:
         plan: StepPlan,
         slots: NativeSlots,
         *,
-        started: float,
         hidden_size: int,
         vocab_size: int,
         selects_all: bool = False,
     ) -> None:
         self.plan = plan
-        self.started = started
+        self.started = self.ended = 0.0
         self.is_sampled = False
         self._selects_all = selects_all
         self._own = [slots.by_id[item.slot] for item in plan.work]

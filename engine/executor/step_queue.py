@@ -26,10 +26,14 @@ StepT = TypeVar("StepT", bound=QueuedStep)
 
 
 class StepQueue(Generic[StepT]):
-    """Steps between submit and collect, of one executor."""
+    """Steps between submit and collect, of one executor.
+
+    `take` may run beside the other methods, in another thread.
+    """
 
     def __init__(self) -> None:
         self._steps: deque[StepT] = deque()
+        self._newest: StepT | None = None
         self._next = 0
 
     def admit(self, plan: StepPlan) -> None:
@@ -41,13 +45,14 @@ class StepQueue(Generic[StepT]):
         if plan.number != self._next:
             msg = f"plan {plan.number}: {self._next} is the next, without gaps"
             raise ValueError(msg)
-        if self._steps and not self._steps[-1].is_sampled:
-            msg = f"plan {plan.number}: step {self._steps[-1].plan.number} was not sampled yet"
+        if self._newest is not None and not self._newest.is_sampled:
+            msg = f"plan {plan.number}: step {self._newest.plan.number} was not sampled yet"
             raise ValueError(msg)
         self._next += 1
 
     def put(self, step: StepT) -> Handle:
         """Append the step of the admitted plan."""
+        self._newest = step
         self._steps.append(step)
         return Handle(step.plan.number)
 
@@ -57,9 +62,10 @@ class StepQueue(Generic[StepT]):
         Raises:
             ValueError: that is another one, or sampled already.
         """
-        step = self._steps[-1]
-        if step.plan.number != handle or step.is_sampled:
-            msg = f"sample({handle}): step {step.plan.number} is the one to sample, once"
+        step = self._newest
+        if step is None or step.plan.number != handle or step.is_sampled:
+            number = "none" if step is None else f"step {step.plan.number}"
+            msg = f"sample({handle}): {number} is the one to sample, once"
             raise ValueError(msg)
         return step
 
@@ -78,3 +84,4 @@ class StepQueue(Generic[StepT]):
     def clear(self) -> None:
         """Forget all steps."""
         self._steps.clear()
+        self._newest = None

@@ -217,6 +217,8 @@ def test_what_must_follow_a_product_is_refused_elsewhere(op: Op) -> None:
 def test_steps_out_of_order_are_refused(tmp_path: Path) -> None:
     driver = Tiny(tmp_path, "f32").driver()
     executor, added = driver.executor, driver.added(0, TOKENS[:5])
+    with pytest.raises(ValueError, match=r"sample\(0\): none is the one to sample, once"):
+        executor.sample(Handle(0))
     handle = executor.submit(driver.plan(work(0, 5, 1), added=(added,)))
     with pytest.raises(ValueError, match=r"plan 1: step 0 was not sampled yet"):
         executor.submit(driver.plan(work(0, 1, 1)))

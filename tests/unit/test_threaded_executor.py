@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from core.ids import RequestId
+from core.ids import RequestId, SlotId
 from core.request import EngineRequest
 from core.sampling_params import SamplingParams
 from engine.engine import Engine, settings_for
 from engine.events import Generated, Mode
 from engine.executor.interface import Handle, StepPlan
+from engine.executor.native_executor import NativeExecutor
 from engine.executor.threaded_executor import ThreadedExecutor
-from tests.step_driver import NATIVE, StepDriver, work
+from tests.step_driver import NATIVE, StepDriver, new_blocks, work
 from tests.tiny_models import TOKENS, save_tiny
 
 
@@ -27,6 +28,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def generate(tiny: Path, *, max_inflight: int, fences: bool = False) -> list[tuple[int, ...]]:
     """Run four requests through an engine; with `fences`, the pool moves every third step."""
     driver = StepDriver(tiny, 64, NATIVE)
+    assert isinstance(driver.executor, NativeExecutor)
     executor = ThreadedExecutor(driver.executor)
     settings = settings_for(executor, NATIVE, max_model_len=256, max_receiving_share=0.5)
     engine = Engine(executor, settings, fingerprint=b"tiny", max_inflight=max_inflight)
@@ -58,6 +60,7 @@ def test_tokens_are_the_same_with_steps_in_flight_and_a_pool_that_moves(tiny: Pa
 
 def test_what_a_step_raises_comes_out_of_its_collect(tiny: Path) -> None:
     driver = StepDriver(tiny, 16, NATIVE)
+    assert isinstance(driver.executor, NativeExecutor)
     executor = ThreadedExecutor(driver.executor)
     assert (executor.layout, executor.num_blocks) == (driver.layout, 16)
     assert executor.numerics == driver.executor.numerics
@@ -74,3 +77,25 @@ def test_what_a_step_raises_comes_out_of_its_collect(tiny: Path) -> None:
         executor.collect(Handle(5))
     executor.close()
     driver.region.close()
+
+
+def test_only_what_depends_on_no_running_step_is_laid_out_early(tiny: Path) -> None:
+    driver = StepDriver(tiny, 32, NATIVE)
+    executor = driver.executor
+    assert isinstance(executor, NativeExecutor)
+    first = StepPlan(0, added=(driver.added(0, TOKENS[:5]),), work=(work(0, 5, 1),))
+    assert executor.prepare(first) is None, "a slot comes"
+    assert executor.prepare(StepPlan(1, work=(work(0, 1, 1),))) is None, "plan 0 is not applied"
+    executor.sample(executor.submit(first))
+    token = executor.collect(Handle(0)).results[0].token_ids[0]
+    assert executor.prepare(StepPlan(1, work=(work(0, 2, 1, (7,)),))) is None, "drafts"
+    assert executor.prepare(StepPlan(1, removed=(SlotId(0),), work=(work(0, 1, 1),))) is None
+    calm = StepPlan(1, new_blocks=(new_blocks(0, *driver.take(1)),), work=(work(0, 1, 1),))
+    prepared = executor.prepare(calm)
+    assert prepared is not None
+    executor.sample(executor.submit_prepared(calm, prepared))
+    found = executor.collect(Handle(1)).results[0].token_ids
+    driver.close()
+    other = StepDriver(tiny, 32, NATIVE)
+    assert other.generate(TOKENS[:5], 2) == [token, *found]
+    other.close()
