@@ -28,7 +28,7 @@ from kv_transfer.region import HostRegion
 
 ROUNDS = 9
 AIM_MS = 0.5
-HIDDEN = 0.6
+HIDDEN = 0.4
 _TASK = Task("decode", 32, 512)
 _CLOCK = SystemClock()
 
